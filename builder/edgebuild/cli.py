@@ -1,0 +1,76 @@
+"""The command line of edgebuild: a group whose commands are imported only when they are called.
+
+`edgebuild --profile orin.yaml` without a command name builds: the options of `build` are accepted at the top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from edgebuild import __version__
+from edgebuild.errors import EdgebuildError
+
+# command name -> "module:attribute", imported on use so that `--help` stays quick
+COMMANDS = {
+    "build": "edgebuild.commands.build:build",
+    "resume": "edgebuild.commands.build:resume",
+    "plan": "edgebuild.commands.plan:plan",
+    "traffic": "edgebuild.commands.traffic:traffic",
+    "profiles": "edgebuild.commands.profiles:profiles",
+    "inspect": "edgebuild.commands.artifact:inspect",
+    "verify": "edgebuild.commands.artifact:verify",
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module when the command is asked for, and builds by default."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        target = COMMANDS.get(name)
+        if target is None:
+            return None
+        module, attribute = target.split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        if first.startswith("-") and first not in {"--help", "-h", "--version"}:
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edgebuild")
+def cli() -> None:
+    """Compile a language model for one device and one kind of traffic.
+
+    \b
+    edgebuild --profile cpu --model DIR|FILE.gguf --traffic FILE --output DIR
+    """
+
+
+def main() -> None:
+    """Entry point: an EdgebuildError becomes one line on stderr and its exit code; Ctrl-C becomes 130."""
+    from edgert.errors import EdgertError
+
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("edgebuild: interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (EdgebuildError, EdgertError) as error:
+        click.echo(f"edgebuild: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("edgebuild: interrupted", err=True)
+        sys.exit(130)

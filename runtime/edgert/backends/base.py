@@ -1,0 +1,105 @@
+"""The protocol that every inference backend implements, and the two records that cross it.
+
+A backend owns the device memory: weights, one cache row and one state row per slot, and per slot the token and the
+length that the next step starts from. It knows nothing of requests, queues or text. The step's arithmetic (sampling,
+acceptance, state commit) happens inside the graph; see docs/architecture.md for the graph's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgert.cells import Cell
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One launch. Arrays are host memory; B = cell.batch, q = cell.query_rows, R = cell.logit_rows.
+
+    cell         the shape to run
+    first_slot   slot of batch row 0; row b is slot first_slot + b
+    tokens       [B, q] token ids; rows at and past `valid` are padding (id 0)
+    length       [B] cache positions already committed before this step
+    valid        [B] rows that carry a token; 0 = this batch row is idle and must leave no trace
+    forced       [B] leading rows that are given (prompt, or the last sampled token); the rest of `valid` are drafts
+    from_device  [B] true: token 0 and length are what this slot's previous step left on the device, the host's
+                 `tokens[b, 0]` and `length[b]` are ignored (the host may not know them yet)
+    uniform      [B, R] one uniform number in [0, 1) for each row that is sampled
+    temperature  [B] 0 = greedy
+    top_k        [B] 0 = off
+    top_p        [B] 1.0 = off
+    want_logits  copy logits to the host (golden vectors, tests); costs a transfer
+    """
+
+    cell: Cell
+    first_slot: int
+    tokens: Int64s
+    length: Int64s
+    valid: Int64s
+    forced: Int64s
+    from_device: npt.NDArray[np.bool_]
+    uniform: Float32s
+    temperature: Float32s
+    top_k: Int64s
+    top_p: Float32s
+    want_logits: bool = False
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What one launch produced, on the host.
+
+    sampled     [B, R] the token sampled after each row
+    accepted    [B] drafts accepted (0 without drafts); the step commits `forced + accepted` rows
+    next_token  [B] the token sampled after the last committed row
+    logits      [B, R, V] float32, or None when not asked for
+    """
+
+    sampled: Int64s
+    accepted: Int64s
+    next_token: Int64s
+    logits: Float32s | None
+
+
+class Ticket(Protocol):
+    """A launched step. `result` waits for it; calling it twice returns the same outputs."""
+
+    def result(self) -> StepOutputs: ...
+
+
+class Backend(Protocol):
+    """What the engine needs from a device.
+
+    run_ahead  steps that may be launched before the oldest is collected: 0 = launch blocks (CPU), 1 = overlapped (GPU)
+    cells      what can be launched, after warm-up
+    """
+
+    name: str
+    run_ahead: int
+    cells: Sequence[Cell]
+
+    def warm_up(self) -> None:
+        """Prepare every cell (capture graphs, largest first). Called once, before ready is reported."""
+
+    def launch(self, step: StepInputs) -> Ticket:
+        """Queue one step. Steps run in the order they were launched. Raises BackendError."""
+
+    def reset_slot(self, slot: int) -> None:
+        """Forget a sequence: recurrent state to zero, length 0. Attention cache needs no clearing."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by label (weights, kv_cache, state, scratch ...), as measured where the backend can, for the ledger."""
+
+    def describe(self) -> dict[str, Any]:
+        """Versions, device name, compute capability, eager fallbacks: for reports and `doctor`."""
+
+    def close(self) -> None:
+        """Free everything; later calls raise BackendError."""
