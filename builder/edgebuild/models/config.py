@@ -1,0 +1,266 @@
+"""What a model is, in numbers: one frozen record read from a published config.json (or from GGUF metadata turned into one).
+
+Imports no torch: a plan that refuses a model must do so in under two seconds. Knows no tensors, only shapes and names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgebuild.errors import CheckpointError
+
+# model_type -> attention biases on q, k, v / on o when the config does not say; q/k norm
+FAMILIES: Mapping[str, tuple[bool, bool, bool]] = {
+    "llama": (False, False, False),
+    "qwen2": (True, False, False),
+    "qwen3": (False, False, True),
+}
+
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+_COMMON_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_ROPE_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    },
+}
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding. Kinds and formulas as Transformers' `modeling_rope_utils` defines them.
+
+    kind                    "default", "linear", "llama3" or "yarn"
+    theta                   base of the geometric series of wavelengths
+    factor                  context extension factor (1.0 for "default")
+    low_frequency_factor, high_frequency_factor   llama3 only
+    original_context_tokens context of pre-training (llama3, yarn)
+    attention_factor        multiplies cos and sin (yarn; 1.0 otherwise)
+    beta_fast, beta_slow, truncate   yarn's correction range
+    frequency_factors       divisors given one by one (a GGUF's rope_freqs), or () when a formula applies
+    """
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context_tokens: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only language model.
+
+    Sizes are counts of elements: `hidden_size`, `intermediate_size`, `head_dim`; `heads` query heads share `kv_heads`
+    key/value heads. `context_tokens` is the longest context the model was trained for.
+    """
+
+    family: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocabulary_size: int
+    context_tokens: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    mtp_layers: int = 0
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Read a config.json. Raises CheckpointError for an unknown family or anything this project would get wrong."""
+        config = {**config, **config.get("text_config", {})} if "text_config" in config else dict(config)
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise CheckpointError(
+                f"model_type {family!r} is not supported",
+                hint=f"supported: {', '.join(sorted(FAMILIES))}; CONTRIBUTING.md says how to add a family",
+            )
+        _refuse_unsupported(config)
+        qkv_bias, o_bias, qk_norm = FAMILIES[family]
+        if family != "qwen2":  # Qwen2 fixes its biases in code, the others read them from the config
+            qkv_bias = o_bias = bool(config.get("attention_bias", False))
+        heads = _whole(config, "num_attention_heads")
+        hidden_size = _whole(config, "hidden_size")
+        head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden_size // heads)
+        kv_heads = config.get("num_key_value_heads") or heads
+        if heads % kv_heads:
+            raise CheckpointError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        context_tokens = _whole(config, "max_position_embeddings")
+        return cls(
+            family=family,
+            hidden_size=hidden_size,
+            layers=_whole(config, "num_hidden_layers"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate_size=_whole(config, "intermediate_size"),
+            vocabulary_size=_whole(config, "vocab_size"),
+            context_tokens=context_tokens,
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=read_rope(config, context_tokens, head_dim),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=qk_norm,
+            mtp_layers=int(config.get("mtp_num_hidden_layers") or config.get("num_nextn_predict_layers") or 0),
+        )
+
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor the decoder reads, under the names of the published checkpoints."""
+        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary_size, self.hidden_size)}
+        for index in range(self.layers):
+            layer = f"model.layers.{index}."
+            attention, mlp = layer + "self_attn.", layer + "mlp."
+            tensors[layer + "input_layernorm.weight"] = (self.hidden_size,)
+            tensors[layer + "post_attention_layernorm.weight"] = (self.hidden_size,)
+            for name, rows in (("q_proj", query), ("k_proj", kv), ("v_proj", kv)):
+                tensors[f"{attention}{name}.weight"] = (rows, self.hidden_size)
+                if self.qkv_bias:
+                    tensors[f"{attention}{name}.bias"] = (rows,)
+            tensors[attention + "o_proj.weight"] = (self.hidden_size, query)
+            if self.o_bias:
+                tensors[attention + "o_proj.bias"] = (self.hidden_size,)
+            if self.qk_norm:
+                tensors[attention + "q_norm.weight"] = (self.head_dim,)
+                tensors[attention + "k_norm.weight"] = (self.head_dim,)
+            for name, shape in (
+                ("gate_proj", (self.intermediate_size, self.hidden_size)),
+                ("up_proj", (self.intermediate_size, self.hidden_size)),
+                ("down_proj", (self.hidden_size, self.intermediate_size)),
+            ):
+                tensors[f"{mlp}{name}.weight"] = shape
+                if self.mlp_bias:
+                    tensors[f"{mlp}{name}.bias"] = shape[:1]
+        tensors["model.norm.weight"] = (self.hidden_size,)
+        if not self.tie_word_embeddings:
+            tensors["lm_head.weight"] = (self.vocabulary_size, self.hidden_size)
+        return tensors
+
+    def weight_elements(self) -> int:
+        """Elements of all weights, each counted once (a tied head is the embedding)."""
+        return sum(math.prod(shape) for shape in self.expected_tensors().values())
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of key and value cache that one position of one sequence takes, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+
+def read_rope(config: Mapping[str, Any], context_tokens: int, head_dim: int) -> RopeConfig:
+    """Rope from `rope_parameters` (Transformers 5), `rope_scaling` + `rope_theta` (before), `rope_type` or `type`."""
+    given: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in _ROPE_KINDS:
+        raise CheckpointError(
+            f"rope type {kind!r} is not supported", hint=f"supported: {', '.join(_ROPE_KINDS)}; nothing was built"
+        )
+    unknown = set(given) - _COMMON_ROPE_KEYS - _ROPE_KEYS[kind] - {"frequency_factors"}
+    if unknown:
+        raise CheckpointError(
+            f"rope type {kind!r} has unknown parameters {', '.join(sorted(unknown))}",
+            hint=f"known: {', '.join(sorted(_ROPE_KEYS[kind] | _COMMON_ROPE_KEYS))}",
+        )
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise CheckpointError(f"partial_rotary_factor {partial} is not supported for this family", hint="expected 1.0")
+    explicit = tuple(float(value) for value in given.get("frequency_factors", ()))
+    if explicit and len(explicit) != head_dim // 2:
+        raise CheckpointError(f"{len(explicit)} rope frequency factors for a head_dim of {head_dim}: expected half")
+    if kind == "default":
+        return RopeConfig(theta=theta, frequency_factors=explicit)
+    original = int(
+        config.get("original_max_position_embeddings")
+        or given.get("original_max_position_embeddings")
+        or context_tokens
+    )
+    factor = given.get("factor")
+    if factor is None and kind == "yarn":
+        factor = context_tokens / original
+    if not isinstance(factor, (int, float)) or factor <= 0:
+        raise CheckpointError(f"rope type {kind!r} needs a positive factor, got {factor!r}")
+    if kind == "linear":
+        return RopeConfig(kind="linear", theta=theta, factor=float(factor))
+    if kind == "llama3":
+        low, high = given.get("low_freq_factor"), given.get("high_freq_factor")
+        if low is None or high is None or not high > low:
+            raise CheckpointError(f"rope type 'llama3' needs low_freq_factor < high_freq_factor, got {low} and {high}")
+        return RopeConfig(
+            kind="llama3",
+            theta=theta,
+            factor=float(factor),
+            low_frequency_factor=float(low),
+            high_frequency_factor=float(high),
+            original_context_tokens=original,
+        )
+    return RopeConfig(
+        kind="yarn",
+        theta=theta,
+        factor=float(factor),
+        original_context_tokens=original,
+        attention_factor=_yarn_attention_factor(given, float(factor)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        truncate=bool(given.get("truncate", True)),
+    )
+
+
+def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
+    """YaRN (arXiv 2309.00071): 0.1 ln(s) + 1, or the ratio of two such terms when both mscales are given."""
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
+    return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config: {key} is {value!r}, expected a positive whole number")
+    return value
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Settings that would be computed wrong must stop the build, not be ignored."""
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise CheckpointError(f"hidden_act {activation!r} is not supported", hint="supported: silu")
+    layer_types = config.get("layer_types") or []
+    sliding = [kind for kind in layer_types if kind != "full_attention"]
+    windowed = config.get("use_sliding_window") and config.get("sliding_window")
+    if sliding or (windowed and not layer_types and config.get("max_window_layers", 0) < config["num_hidden_layers"]):
+        raise CheckpointError(
+            f"sliding-window attention is not supported (layer types {sorted(set(sliding)) or 'sliding_attention'})",
+            hint="only full attention is exported; a checkpoint with use_sliding_window: false works",
+        )
