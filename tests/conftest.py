@@ -1,0 +1,63 @@
+"""Fixtures every test may use: toy checkpoints made once a session, and the reason a GPU test is skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import toys
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs a network
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _why_no_gpu() -> str | None:
+    """None where CUDA sees a device, else the reason in words."""
+    if not (Path("/dev/nvidia0").exists() or Path("/dev/nvhost-gpu").exists() or Path("/dev/nvgpu").exists()):
+        return "no NVIDIA device node on this machine"
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        return f"an NVIDIA device, but cuda-bindings cannot be imported: {error}"
+    status, count = runtime.cudaGetDeviceCount()
+    if int(status) != 0 or count == 0:
+        return f"an NVIDIA device, but the CUDA runtime reports error {int(status)} and {count} devices"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _why_no_gpu() if wanting else None
+    if reason is not None:
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def toy_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied Llama of 2 layers: 320 embedding rows, 300 tokens. Read only: copy it to change it."""
+    return toys.make_llama(tmp_path_factory.mktemp("toys") / "llama")
+
+
+@pytest.fixture(scope="session")
+def toy_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied Qwen2 (attention biases). Read only."""
+    return toys.make_qwen2(tmp_path_factory.mktemp("toys") / "qwen2")
+
+
+@pytest.fixture(scope="session")
+def toy_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untied Qwen3 (q and k norms). Read only."""
+    return toys.make_qwen3(tmp_path_factory.mktemp("toys") / "qwen3", tied=False)
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The real SmolLM2-135M-Instruct GGUF, when it lies in the cache already: tests do not download."""
+    from edgebuild.demo_model import cached_demo_model
+
+    path = cached_demo_model()
+    if path is None:
+        pytest.skip("SmolLM2 is not in the cache; `python -m edgebuild.demo_model` fetches it (93 MB)")
+    return path
