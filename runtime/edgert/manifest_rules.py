@@ -1,0 +1,155 @@
+"""The manifest's numbers against each other: cells against slots, tiers against the cache, states against tensors.
+
+Pure: a Manifest in, nothing or an ArtifactError out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from edgert.errors import ArtifactError
+from edgert.manifest_records import MANIFEST_NAME, MAX_BYTES, STEP_INPUTS, STEP_OUTPUTS, Manifest, TensorSpec
+from edgert.strictjson import REBUILD
+
+DTYPE_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+def _fail(where: str, message: str, *, hint: str = REBUILD) -> ArtifactError:
+    return ArtifactError(f"{MANIFEST_NAME}: {where}: {message}", hint=hint)
+
+
+def check_consistency(manifest: Manifest) -> None:
+    """Raise ArtifactError for the first rule that does not hold."""
+    _check_cells(manifest)
+    _check_tensors(manifest)
+    _check_states(manifest)
+    _check_files(manifest)
+    if manifest.backend.name != "onnxruntime" and manifest.state == "complete":
+        for field, value in (
+            ("version", manifest.backend.version),
+            ("compute_capabilities", manifest.backend.compute_capabilities),
+        ):
+            if not value:
+                raise _fail(f"backend.{field}", f"is empty, but a {manifest.backend.name} plan is bound to one")
+
+
+def _check_cells(manifest: Manifest) -> None:
+    if manifest.cache_tokens < manifest.context_tokens:
+        raise _fail("cache_tokens", f"{manifest.cache_tokens} is below context_tokens {manifest.context_tokens}")
+    if len(set(manifest.cells)) != len(manifest.cells):
+        raise _fail("cells", "one cell stands twice")
+    for index, cell in enumerate(manifest.cells):
+        if cell.batch > manifest.slots:
+            raise _fail(f"cells[{index}].batch", f"{cell.batch} is more than the {manifest.slots} slots")
+        if cell.kv_tier > manifest.cache_tokens:
+            raise _fail(f"cells[{index}].kv_tier", f"{cell.kv_tier} is past cache_tokens {manifest.cache_tokens}")
+        if cell.kind == "decode" and cell.query_rows > 65:
+            raise _fail(f"cells[{index}].query_rows", f"{cell.query_rows} decode rows, at most 1 + 64 drafts")
+    for kind, cells in (("prefill", manifest.prefill_cells), ("decode", manifest.decode_cells)):
+        single = [cell for cell in cells if cell.batch == 1]
+        if not single:
+            raise _fail("cells", f"no {kind} cell of batch 1")
+        reach = max(cell.kv_tier for cell in single)
+        if reach < manifest.context_tokens:
+            raise _fail("cells", f"{kind} tiers end at {reach}, context_tokens is {manifest.context_tokens}")
+    chunk = max(cell.query_rows for cell in manifest.cells)
+    if manifest.cache_tokens < manifest.context_tokens + chunk:
+        raise _fail(
+            "cache_tokens",
+            f"{manifest.cache_tokens} is below context_tokens {manifest.context_tokens} + largest chunk {chunk}",
+        )
+
+
+def _by_name(tensors: Sequence[TensorSpec], where: str) -> dict[str, TensorSpec]:
+    found: dict[str, TensorSpec] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.name in found:
+            raise _fail(f"{where}[{index}].name", f"{tensor.name!r} stands twice")
+        found[tensor.name] = tensor
+    return found
+
+
+def _check_tensors(manifest: Manifest) -> None:
+    expected = {
+        "tokens": ("int64", ("batch", "rows")),
+        "length": ("int64", ("batch",)),
+        "valid": ("int64", ("batch",)),
+        "forced": ("int64", ("batch",)),
+        "kv_positions": ("int64", ("tier",)),
+        "uniform": ("float32", ("batch", "logit_rows")),
+        "temperature": ("float32", ("batch",)),
+        "top_k": ("int64", ("batch",)),
+        "top_p": ("float32", ("batch",)),
+        "sampled": ("int64", ("batch", "logit_rows")),
+        "accepted": ("int64", ("batch",)),
+        "next_token": ("int64", ("batch",)),
+        "new_length": ("int64", ("batch",)),
+        "logits": ("float32", ("batch", "logit_rows", manifest.model.token_limit)),
+    }
+    for where, tensors, names in (
+        ("tensors.inputs", manifest.inputs, STEP_INPUTS),
+        ("tensors.outputs", manifest.outputs, STEP_OUTPUTS),
+    ):
+        found = _by_name(tensors, where)
+        for name in names:
+            if name not in found:
+                raise _fail(where, f"{name!r} is missing")
+            tensor = found[name]
+            if (tensor.dtype, tensor.shape) != expected[name]:
+                raise _fail(where, f"{name!r} is {tensor.dtype}{list(tensor.shape)}, expected "
+                            f"{expected[name][0]}{list(expected[name][1])}")  # fmt: skip
+
+
+def _check_states(manifest: Manifest) -> None:
+    inputs = {tensor.name: tensor for tensor in manifest.inputs}
+    outputs = {tensor.name: tensor for tensor in manifest.outputs}
+    seen: set[str] = set(STEP_INPUTS) | set(STEP_OUTPUTS)
+    total = 0
+    for index, state in enumerate(manifest.states):
+        where = f"states[{index}]"
+        if state.kind == "kv" and (len(state.shape) != 3 or state.shape[1] != manifest.cache_tokens):
+            raise _fail(
+                f"{where}.shape",
+                f"{list(state.shape)} is not [kv_heads, cache_tokens, head_dim] of {manifest.cache_tokens} positions",
+            )
+        for field, name, tensors in (("input", state.input, inputs), ("output", state.output, outputs)):
+            if name in seen:
+                raise _fail(f"{where}.{field}", f"{name!r} is used twice")
+            seen.add(name)
+            tensor = tensors.get(name)
+            if tensor is None:
+                raise _fail(f"{where}.{field}", f"{name!r} is not among tensors.{field}s")
+            if (tensor.dtype, tensor.shape) != (state.dtype, ("batch", *state.shape)):
+                raise _fail(where, f"{name!r} is {tensor.dtype}{list(tensor.shape)} among the tensors, "
+                            f"{state.dtype}{['batch', *state.shape]} among the states")  # fmt: skip
+        total += manifest.slots * math.prod(state.shape) * DTYPE_BYTES[state.dtype]
+        if total > MAX_BYTES:
+            raise _fail(where, f"the states of {manifest.slots} slots need {total} bytes")
+    for name in inputs:
+        if name not in seen:
+            raise _fail("tensors.inputs", f"{name!r} is neither a step input nor a state")
+
+
+def _check_files(manifest: Manifest) -> None:
+    names: dict[str, str] = {}
+    for index, entry in enumerate(manifest.files):
+        folded = entry.path.casefold()
+        if folded == MANIFEST_NAME:
+            raise _fail(f"files[{index}].path", f"{MANIFEST_NAME} cannot list itself")
+        if folded in names:
+            raise _fail(f"files[{index}].path", f"{entry.path!r} and {names[folded]!r} are the same on some disks")
+        names[folded] = entry.path
+    for folded, path in names.items():
+        parents = folded.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            if "/".join(parents[:depth]) in names:
+                raise _fail("files", f"{path!r} lies below a path that is a file")
+    needed = [manifest.decoder_file]
+    if manifest.state == "complete":
+        needed += ["scheduler.yaml", "golden.json"]
+    for path in needed:
+        if manifest.file(path) is None:
+            raise _fail("files", f"{path} is not listed")
