@@ -118,9 +118,9 @@ def _check_format(version: Node, document: Mapping[str, Any]) -> None:
     if found > FORMAT_VERSION:
         maker = document.get("edgebuild_version")
         maker = maker if isinstance(maker, str) and len(maker) < 40 and maker.isprintable() else "of a newer version"
-        )
         raise ArtifactError(
-            f"{version.where}: {found} was written by edgebuild {maker}; edgert {__version__} reads up to {FORMAT_VERSION}",
+            f"{version.where}: {found} was written by edgebuild {maker}; "
+            f"edgert {__version__} reads up to {FORMAT_VERSION}",
             hint="install the edgert of the same version as that edgebuild, or rebuild with this one",
         )
     if found < FORMAT_VERSION:
