@@ -48,3 +48,15 @@ class GoldenMismatch(ArtifactError):
     """The engine's numbers differ from the golden vectors recorded at build time."""
 
     exit_code = 7
+
+
+class QueueFull(RequestError):
+    """The waiting queue is at its bound; the same request may succeed later."""
+
+    exit_code = 8
+
+
+class KvWriteError(EdgertError):
+    """Position, length and slot of a launch disagree with the host's record: a fault in this program, not the user's."""
+
+    exit_code = 9

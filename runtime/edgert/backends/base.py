@@ -7,8 +7,9 @@ acceptance, state commit) happens inside the graph; see docs/architecture.md for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,17 +22,63 @@ Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """One tensor that lives in every slot: a key or value cache, or a recurrent state.
+
+    input, output  graph names; both are bound to the same memory
+    dtype          "float32", "float16", "bfloat16"
+    kind           "kv" needs no clearing; every other kind is zeroed by `reset_slot`
+    shape          per slot, without the batch dimension: kv is [kv_heads, cache_tokens, head_dim]
+    """
+
+    input: str
+    output: str
+    dtype: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a backend is opened with: everything decided at build time, read from the artifact by the engine.
+
+    Each backend module has `open_backend(setup: Setup) -> Backend`; `edgert.backends.resolve(name)` returns it. The
+    engine calls it, and every method of the backend, on one thread of its own.
+
+    artifact      directory that holds decoder.onnx or decoder.plan
+    cells         what may be launched
+    slots         slots to allocate: those that sequences use, rounded up so that every batch cell has its rows
+    cache_tokens  cache positions per slot
+    token_limit   width of the logits
+    states        in the graph's order
+    options       the backend's own keys of scheduler.yaml (threads, prepack, graph switches ...)
+    manifest      manifest.json as read, for what only one backend needs (versions, compute capability)
+    """
+
+    artifact: Path
+    cells: tuple[Cell, ...]
+    slots: int
+    cache_tokens: int
+    token_limit: int
+    states: tuple[StateSpec, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Any = None
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """One launch. Arrays are host memory; B = cell.batch, q = cell.query_rows, R = cell.logit_rows.
 
     cell         the shape to run
     first_slot   slot of batch row 0; row b is slot first_slot + b
     tokens       [B, q] token ids; rows at and past `valid` are padding (id 0)
-    length       [B] cache positions already committed before this step
+    length       [B] cache positions already committed before this step; for an idle row too (its padding is written
+                 there, past what the slot has committed)
     valid        [B] rows that carry a token; 0 = this batch row is idle and must leave no trace
     forced       [B] leading rows that are given (prompt, or the last sampled token); the rest of `valid` are drafts
     from_device  [B] true: token 0 and length are what this slot's previous step left on the device, the host's
-                 `tokens[b, 0]` and `length[b]` are ignored (the host may not know them yet)
+                 `tokens[b, 0]` and `length[b]` are ignored (the host may not know them yet). Never true for an idle
+                 row, nor for a row whose slot was idle in the step before: an idle row's next token means nothing
     uniform      [B, R] one uniform number in [0, 1) for each row that is sampled
     temperature  [B] 0 = greedy
     top_k        [B] 0 = off
@@ -78,12 +125,15 @@ class Ticket(Protocol):
 class Backend(Protocol):
     """What the engine needs from a device.
 
-    run_ahead  steps that may be launched before the oldest is collected: 0 = launch blocks (CPU), 1 = overlapped (GPU)
-    cells      what can be launched, after warm-up
+    run_ahead       steps that may be launched before the oldest is collected: 0 = launch blocks (CPU), 1 = overlapped
+    any_first_slot  decode cells may start at any slot; False: batched decode cells start at slot 0 (a graph has fixed
+                    addresses), batch 1 may start anywhere
+    cells           what can be launched, after warm-up
     """
 
     name: str
     run_ahead: int
+    any_first_slot: bool
     cells: Sequence[Cell]
 
     def warm_up(self) -> None:
@@ -93,7 +143,7 @@ class Backend(Protocol):
         """Queue one step. Steps run in the order they were launched. Raises BackendError."""
 
     def reset_slot(self, slot: int) -> None:
-        """Forget a sequence: recurrent state to zero, length 0. Attention cache needs no clearing."""
+        """Forget a sequence: recurrent state to zero, length 0. Ordered after the steps launched so far."""
 
     def memory(self) -> dict[str, int]:
         """Bytes by label (weights, kv_cache, state, scratch ...), as measured where the backend can, for the ledger."""
