@@ -1,0 +1,64 @@
+"""Draft length: how many tokens to propose a step, from measured acceptance and measured step costs.
+
+With acceptance a_1..a_K (position i accepted, given that those before it were) a step with k drafts yields
+E(k) = 1 + a_1 + a_1 a_2 + ... + a_1..a_k tokens (Leviathan et al. 2023, by position) in cost(k) ms.
+This module knows numbers only; nothing measured means no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ACCEPTANCE_THRESHOLD = 0.6
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """length 0 = no drafts; `expected_tokens` a step, bonus token included; `tokens_per_ms` None = not measured."""
+
+    length: int
+    expected_tokens: float
+    tokens_per_ms: float | None
+    acceptance: tuple[float, ...]
+    reason: str
+
+
+def expected_tokens(acceptance: Sequence[float], length: int) -> float:
+    """Tokens a step is expected to commit with `length` drafts, the bonus token included."""
+    total = reach = 1.0
+    for rate in acceptance[:length]:
+        reach *= rate
+        total += reach
+    return total
+
+
+def choose_draft_length(
+    acceptance: Sequence[float],
+    step_cost_ms: Sequence[float],
+    threshold: float = ACCEPTANCE_THRESHOLD,
+) -> DraftChoice:
+    """The k in 0..K that maximises expected tokens per ms; equal rates go to the smaller k.
+
+    acceptance    per position, given that the one before was accepted, each in 0..1
+    step_cost_ms  [K + 1] cost of a whole step with k drafts (drafting included), each > 0
+    threshold     only lengths whose every position accepts at least this are considered; k = 0 always is
+    """
+    if not acceptance:
+        return DraftChoice(0, 1.0, None, (), "no acceptance was measured: no drafts")
+    if len(step_cost_ms) != len(acceptance) + 1:
+        raise ValueError(
+            f"{len(acceptance)} acceptances need {len(acceptance) + 1} step costs, got {len(step_cost_ms)}"
+        )
+    if any(not 0 <= rate <= 1 for rate in acceptance) or any(cost <= 0 for cost in step_cost_ms):
+        raise ValueError(f"acceptance {list(acceptance)} must lie in 0..1 and step costs {list(step_cost_ms)} above 0")
+    preferred = 0
+    while preferred < len(acceptance) and acceptance[preferred] >= threshold:
+        preferred += 1
+    rates = [expected_tokens(acceptance, k) / step_cost_ms[k] for k in range(preferred + 1)]
+    length = max(range(len(rates)), key=lambda k: (rates[k], -k))
+    reason = (
+        f"{expected_tokens(acceptance, length):.2f} tokens in {step_cost_ms[length]:.2f} ms a step is the best of "
+        f"k = 0..{preferred} (acceptance >= {threshold:g})"
+    )
+    return DraftChoice(length, expected_tokens(acceptance, length), rates[length], tuple(acceptance), reason)

@@ -1,0 +1,245 @@
+"""The memory ledger: what a plan needs on the device, one labelled factor a line, and what to change if it is too much.
+
+Plain numbers only: no torch, no device, no file. A refusal takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgebuild.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from edgebuild.models.config import ModelConfig
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+CACHE_GRANULARITY = 64
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a model that decide memory and cost. Counts of elements unless the name says otherwise.
+
+    weight_elements           every weight once; a tied head is the embedding
+    context_tokens            longest context the model was trained for
+    recurrent_bytes_per_slot  state of recurrent layers for one sequence, 0 for a dense model
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocabulary_size: int
+    context_tokens: int
+    weight_elements: int
+    recurrent_bytes_per_slot: int = 0
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, weight_elements: int | None = None) -> ModelShape:
+        """From a model's config; without a checkpoint the elements follow from the config's tensor shapes."""
+        return cls(
+            layers=config.layers,
+            hidden_size=config.hidden_size,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate_size=config.intermediate_size,
+            vocabulary_size=config.vocabulary_size,
+            context_tokens=config.context_tokens,
+            weight_elements=config.weight_elements() if weight_elements is None else weight_elements,
+        )
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Key and value of one position over all layers; grouped queries share kv_heads."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One factor. `formula` is the arithmetic in words and numbers, for people."""
+
+    label: str
+    bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every factor, and all the memory that the device has."""
+
+    lines: tuple[LedgerLine, ...]
+    device_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What stays free after the margin; negative = does not fit."""
+        return self.device_bytes - self.needed_bytes
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What a ledger is drawn up for.
+
+    precision          of weights and cache: a key of ELEMENT_BYTES
+    cells              captured shapes
+    decode_rows        token rows of the widest decode launch (batch x query rows)
+    margin_fraction    share of device memory left to the system
+    weight_copy_factor engine bytes / weight bytes beyond 1: prepacked or duplicated weights
+    graph_bytes_per_cell, runtime_bytes   what a backend takes for a cell, and once
+    """
+
+    precision: str
+    slots: int
+    context_tokens: int
+    largest_chunk: int
+    cells: int
+    decode_rows: int
+    device_bytes: int
+    margin_fraction: float
+    weight_copy_factor: float
+    graph_bytes_per_cell: int
+    runtime_bytes: int
+
+    @property
+    def cache_tokens(self) -> int:
+        return cache_tokens(self.context_tokens, self.largest_chunk)
+
+
+def cache_tokens(context_tokens: int, largest_chunk: int) -> int:
+    """Positions allocated per slot: a padded tail may be written past the context, never read."""
+    return round_up(context_tokens + largest_chunk, CACHE_GRANULARITY)
+
+
+def round_up(value: int, step: int) -> int:
+    """The first multiple of `step` that is >= `value`."""
+    return -(-value // step) * step
+
+
+def scratch_bytes(model: ModelShape, rows: int, kv_tier: int, logit_rows: int) -> int:
+    """Float32 activations of one launch at their widest: residual, q/k/v, scores and probabilities or MLP, logits."""
+    attention = (model.heads + 2 * model.kv_heads) * model.head_dim * rows + 2 * model.heads * rows * kv_tier
+    return 4 * (
+        3 * model.hidden_size * rows
+        + max(attention, 3 * model.intermediate_size * rows)
+        + 2 * model.vocabulary_size * logit_rows
+    )
+
+
+def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
+    """The ledger of a plan. Never raises: `fit_or_refuse` decides."""
+    element = ELEMENT_BYTES[request.precision]
+    weights = model.weight_elements * element
+    per_token = model.kv_bytes_per_token(element)
+    cache = request.cache_tokens
+    prefill = scratch_bytes(model, request.largest_chunk, request.context_tokens, 1)
+    decode = scratch_bytes(model, request.decode_rows, request.context_tokens, request.decode_rows)
+    lines = (
+        LedgerLine("weights", weights, f"{model.weight_elements:,} elements x {element} B ({request.precision})"),
+        LedgerLine(
+            "weight copies",
+            int(weights * request.weight_copy_factor),
+            f"{request.weight_copy_factor:.2f} x weights (kernels keep some weights in a second layout)",
+        ),
+        LedgerLine(
+            "KV cache",
+            request.slots * cache * per_token,
+            f"{request.slots} slots x {cache:,} tokens x {per_token:,} B "
+            f"(2 x {model.layers} layers x {model.kv_heads} KV heads x {model.head_dim} x {element} B)",
+        ),
+        LedgerLine(
+            "recurrent state",
+            request.slots * model.recurrent_bytes_per_slot,
+            f"{request.slots} slots x {model.recurrent_bytes_per_slot:,} B",
+        ),
+        LedgerLine(
+            "scratch",
+            max(prefill, decode),
+            f"float32 activations of the larger of a {request.largest_chunk}-row chunk and {request.decode_rows} decode "
+            f"rows, attending {request.context_tokens:,} tokens with {model.heads} heads",
+        ),
+        LedgerLine(
+            "graphs",
+            request.cells * request.graph_bytes_per_cell,
+            f"{request.cells} cells x {request.graph_bytes_per_cell:,} B",
+        ),
+        LedgerLine("runtime", request.runtime_bytes, "libraries, device context, tokenizer, Python"),
+        LedgerLine(
+            "margin",
+            int(request.device_bytes * request.margin_fraction),
+            f"{request.margin_fraction:.0%} of {request.device_bytes:,} B left to the system",
+        ),
+    )
+    return Ledger(lines=lines, device_bytes=request.device_bytes)
+
+
+def fit_or_refuse(model: ModelShape, request: MemoryRequest, device_name: str) -> Ledger:
+    """The ledger, or DoesNotFit with what is needed, what there is, and every single change that would make it fit."""
+    ledger = draw_up(model, request)
+    if ledger.headroom_bytes >= 0:
+        return ledger
+    needs = ", ".join(f"{line.label} {_human(line.bytes)}" for line in ledger.lines if line.bytes)
+    raise DoesNotFit(
+        f"the plan needs {_human(ledger.needed_bytes)} and {device_name} has {_human(request.device_bytes)}: {needs}",
+        hint="; or ".join(remedies(model, request)),
+    )
+
+
+def remedies(model: ModelShape, request: MemoryRequest) -> list[str]:
+    """Changes that fit, each with its number; if none does alone, the smallest plan and the memory it needs."""
+
+    def fits(**changes: object) -> bool:
+        return draw_up(model, replace(request, **changes)).headroom_bytes >= 0  # type: ignore[arg-type]
+
+    found = []
+    slots = largest_true(range(1, request.slots), lambda n: fits(slots=n))
+    if slots:
+        found.append(f"slots: {slots} instead of {request.slots}")
+    context = largest_true(range(1, request.context_tokens // 64), lambda n: fits(context_tokens=64 * n))
+    if context:
+        found.append(f"context_tokens: {64 * context} instead of {request.context_tokens}")
+    smaller = [name for name, size in ELEMENT_BYTES.items() if size < ELEMENT_BYTES[request.precision]]
+    if smaller and fits(precision=smaller[0]):
+        found.append(f"precision: {smaller[0]} instead of {request.precision}")
+    chunk = largest_true(range(1, request.largest_chunk // 64), lambda n: fits(largest_chunk=64 * n))
+    if chunk:
+        found.append(f"max_prefill_chunk_size: {64 * chunk} instead of {request.largest_chunk}")
+    if found:
+        return found
+    least = replace(
+        request,
+        slots=1,
+        context_tokens=min(1024, request.context_tokens),
+        largest_chunk=min(64, request.largest_chunk),
+        precision=smaller[0] if smaller else request.precision,
+    )
+    ledger = draw_up(model, least)
+    size = f"1 slot, {least.context_tokens} context tokens, {least.precision}"
+    if ledger.headroom_bytes >= 0:
+        return [f"together: {size}, chunks of {least.largest_chunk} need {_human(ledger.needed_bytes)}"]
+    without_margin = ledger.needed_bytes - ledger.lines[-1].bytes
+    enough = int(without_margin / (1 - request.margin_fraction))
+    return [f"no setting fits this model: {size} needs a device of {_human(enough)}; choose a smaller model"]
+
+
+def largest_true(numbers: Sequence[int], holds: Callable[[int], bool]) -> int:
+    """The largest number for which a monotone predicate (true, then false) holds, 0 when none does."""
+    low, high = 0, len(numbers)
+    while low < high:
+        middle = (low + high) // 2
+        if holds(numbers[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return numbers[low - 1] if low else 0
+
+
+def _human(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if abs(count) >= 1e9 else f"{count / 1e6:.0f} MB"
