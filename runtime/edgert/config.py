@@ -1,0 +1,278 @@
+"""scheduler.yaml, read strictly: each value has the right type, and the artifact can do what it asks for.
+
+A user may edit the file, so it is the one file whose hash may differ from the manifest; an impossible edit is refused
+here with the line, the reason and the values that are allowed. Knows the manifest's cells, not the scheduler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgert.cells import Cell
+from edgert.errors import ArtifactError, ConfigError
+from edgert.manifest_records import Manifest
+from edgert.strictjson import read_bounded
+
+CONFIG_NAME = "scheduler.yaml"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RATIO = 64
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """What the scheduler runs by. Keys and meanings are those of scheduler.yaml's `runtime:` mapping.
+
+    prefill_decode_ratio  N of "1:N": decode steps after each prefill chunk while both wait
+    """
+
+    enable_chunked_prefill: bool
+    max_prefill_chunk_size: int
+    prefill_decode_ratio: int
+    prefill_decode_ratio_range: tuple[int, int]
+    enable_cuda_graph: bool
+    graph_bucket_sizes: tuple[int, ...]
+    graph_batch_sizes: tuple[int, ...]
+    kv_tiers: tuple[int, ...]
+    enable_mtp: bool
+    mtp_num_heads: int
+    mtp_acceptance_threshold: float
+    slots: int
+    context_tokens: int
+    queue_limit: int
+    warm_up: bool
+    check_golden_at_load: bool
+    memory_margin_fraction: float
+    memory_headroom_bytes: int
+
+    @property
+    def draft_length(self) -> int:
+        """Tokens drafted per decode step: 0 with MTP off."""
+        return self.mtp_num_heads if self.enable_mtp else 0
+
+    def select_cells(self, manifest: Manifest) -> tuple[Cell, ...]:
+        """The artifact's cells that this configuration may launch."""
+        return tuple(
+            cell
+            for cell in manifest.cells
+            if (
+                cell.query_rows in self.graph_bucket_sizes and cell.query_rows <= self.max_prefill_chunk_size
+                if cell.kind == "prefill"
+                else cell.batch in self.graph_batch_sizes and cell.kv_tier in self.kv_tiers
+            )
+        )
+
+
+def load_config(directory: Path, manifest: Manifest) -> RuntimeConfig:
+    """Read `directory/scheduler.yaml` against its manifest. Raises ConfigError, or ArtifactError when unreadable."""
+    data = read_bounded(Path(directory) / CONFIG_NAME, MAX_CONFIG_BYTES)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{CONFIG_NAME}: byte {error.start} is not UTF-8", hint="save it as UTF-8") from None
+    return parse_config(text, manifest)
+
+
+def default_config(manifest: Manifest) -> RuntimeConfig:
+    """Everything the artifact has, switched on: what the plan writes when nothing was measured otherwise."""
+    chunks = tuple(sorted({cell.query_rows for cell in manifest.prefill_cells}))
+    return RuntimeConfig(
+        enable_chunked_prefill=True,
+        max_prefill_chunk_size=chunks[-1],
+        prefill_decode_ratio=6,
+        prefill_decode_ratio_range=(4, 8),
+        enable_cuda_graph=True,
+        graph_bucket_sizes=chunks,
+        graph_batch_sizes=tuple(sorted({cell.batch for cell in manifest.decode_cells})),
+        kv_tiers=tuple(sorted({cell.kv_tier for cell in manifest.decode_cells})),
+        enable_mtp=manifest.draft_length > 0,
+        mtp_num_heads=manifest.draft_length,
+        mtp_acceptance_threshold=0.0,
+        slots=manifest.slots,
+        context_tokens=manifest.context_tokens,
+        queue_limit=256,
+        warm_up=True,
+        check_golden_at_load=True,
+        memory_margin_fraction=0.1,
+        memory_headroom_bytes=0,
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without aliases: no key is written twice by reference, and no alias bomb unfolds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(problem="aliases are not used here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One key's YAML node."""
+
+    key: str
+    node: yaml.Node
+
+    def fail(self, message: str, *, hint: str | None = None) -> ConfigError:
+        return ConfigError(f"{CONFIG_NAME}:{self.node.start_mark.line + 1}: {self.key}: {message}", hint=hint)
+
+    def _scalar(self, node: yaml.Node, expected: str) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise self.fail(f"expected {expected}, found a {node.id}")
+        try:
+            return yaml.safe_load(yaml.serialize(node))
+        except (yaml.YAMLError, ValueError, OverflowError):
+            raise self.fail(f"expected {expected}, found {node.value[:40]!r}") from None
+
+    def flag(self) -> bool:
+        value = self._scalar(self.node, "true or false")
+        if not isinstance(value, bool):
+            raise self.fail(f"expected true or false, found {value!r}")
+        return value
+
+    def integer(self, low: int, high: int, node: yaml.Node | None = None, note: str = "") -> int:
+        expected = f"a whole number from {low} to {high}{note}"
+        value = self._scalar(node or self.node, expected)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(f"expected {expected}, found {str(value)[:40]}")
+        return value
+
+    def number(self, low: float, high: float) -> float:
+        value = self._scalar(self.node, f"a number from {low} to {high}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(f"expected a number from {low} to {high}, found {str(value)[:40]}")
+        return float(value)
+
+    def integers(self, least: int, most: int) -> tuple[int, ...]:
+        if not isinstance(self.node, yaml.SequenceNode) or not least <= len(self.node.value) <= most:
+            raise self.fail(f"expected a list of {least} to {most} whole numbers")
+        return tuple(self.integer(1, 1 << 24, node) for node in self.node.value)
+
+    def subset(self, captured: set[int], what: str) -> tuple[int, ...]:
+        """An ascending list whose every value was captured."""
+        values = self.integers(1, 256)
+        if list(values) != sorted(set(values)):
+            raise self.fail(f"{list(values)} is not ascending without repeats")
+        missing = [value for value in values if value not in captured]
+        if missing:
+            raise self.fail(
+                f"{', '.join(map(str, missing))} was not captured in this artifact",
+                hint=f"allowed {what}: {', '.join(map(str, sorted(captured)))}; rebuild for others",
+            )
+        return values
+
+    def ratio(self) -> int:
+        # the node's own text: YAML 1.1 reads an unquoted 1:6 as sixty-six
+        text = self.node.value if isinstance(self.node, yaml.ScalarNode) else ""
+        match = re.fullmatch(r"1:([0-9]{1,4})", text)
+        if not match or not 1 <= int(match[1]) <= MAX_RATIO:
+            raise self.fail(f'expected "1:N" with N from 1 to {MAX_RATIO}, found {text[:40]!r}')
+        return int(match[1])
+
+
+def _entries(text: str) -> dict[str, _Entry]:
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{CONFIG_NAME}:{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{CONFIG_NAME}: not valid YAML: {str(error).splitlines()[0]}") from None
+    top = _members(root, "the file", ["runtime"])
+    return _members(top["runtime"].node, "runtime", [field.name for field in fields(RuntimeConfig)])
+
+
+def _members(node: yaml.Node | None, where: str, keys: list[str]) -> dict[str, _Entry]:
+    """The entries of a mapping that has exactly `keys`."""
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1 if node else 1
+        raise ConfigError(f"{CONFIG_NAME}:{line}: {where} is not a mapping with {keys[0]!r}")
+    found: dict[str, _Entry] = {}
+    for key_node, value in node.value:
+        line = key_node.start_mark.line + 1
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+        if key in found:
+            raise ConfigError(f"{CONFIG_NAME}:{line}: {key} stands twice")
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1, cutoff=0.0)
+            hint = f"the nearest valid key is {near[0]}" if near else f"valid: {', '.join(keys)}"
+            raise ConfigError(f"{CONFIG_NAME}:{line}: unknown key {key[:60]!r} in {where}", hint=hint)
+        found[key] = _Entry(key, value)
+    for key in keys:
+        if key not in found:
+            raise ConfigError(f"{CONFIG_NAME}: {key} is missing in {where}", hint="put the line back")
+    return found
+
+
+def parse_config(text: str, manifest: Manifest) -> RuntimeConfig:
+    """A RuntimeConfig from the file's text; raises ConfigError for what this artifact cannot do."""
+    at = _entries(text)
+    bounds = at["prefill_decode_ratio_range"].integers(2, 2)
+    config = RuntimeConfig(
+        enable_chunked_prefill=at["enable_chunked_prefill"].flag(),
+        max_prefill_chunk_size=at["max_prefill_chunk_size"].integer(1, 1 << 24),
+        prefill_decode_ratio=at["prefill_decode_ratio"].ratio(),
+        prefill_decode_ratio_range=(bounds[0], bounds[1]),
+        enable_cuda_graph=at["enable_cuda_graph"].flag(),
+        graph_bucket_sizes=at["graph_bucket_sizes"].subset({c.query_rows for c in manifest.prefill_cells}, "chunks"),
+        graph_batch_sizes=at["graph_batch_sizes"].subset({c.batch for c in manifest.decode_cells}, "batch sizes"),
+        kv_tiers=at["kv_tiers"].subset({c.kv_tier for c in manifest.decode_cells}, "tiers"),
+        enable_mtp=at["enable_mtp"].flag(),
+        mtp_num_heads=at["mtp_num_heads"].integer(0, manifest.draft_length, note=", the artifact's draft length"),
+        mtp_acceptance_threshold=at["mtp_acceptance_threshold"].number(0.0, 1.0),
+        slots=at["slots"].integer(1, manifest.slots, note=", the artifact's slots"),
+        context_tokens=at["context_tokens"].integer(1, manifest.context_tokens, note=", the artifact's context"),
+        queue_limit=at["queue_limit"].integer(0, 1_000_000),
+        warm_up=at["warm_up"].flag(),
+        check_golden_at_load=at["check_golden_at_load"].flag(),
+        memory_margin_fraction=at["memory_margin_fraction"].number(0.0, 0.5),
+        memory_headroom_bytes=at["memory_headroom_bytes"].integer(0, 1 << 46),
+    )
+    _check_together(config, manifest, at)
+    return config
+
+
+def _check_together(config: RuntimeConfig, manifest: Manifest, at: dict[str, _Entry]) -> None:
+    low, high = config.prefill_decode_ratio_range
+    if not 1 <= low <= high <= MAX_RATIO:
+        raise at["prefill_decode_ratio_range"].fail(f"[{low}, {high}] is not ascending within 1 to {MAX_RATIO}")
+    if not low <= config.prefill_decode_ratio <= high:
+        raise at["prefill_decode_ratio"].fail(
+            f"1:{config.prefill_decode_ratio} lies outside prefill_decode_ratio_range [{low}, {high}]",
+            hint="widen the range or move the ratio",
+        )
+    if config.max_prefill_chunk_size not in config.graph_bucket_sizes:
+        raise at["max_prefill_chunk_size"].fail(
+            f"{config.max_prefill_chunk_size} is not among graph_bucket_sizes",
+            hint=f"allowed: {', '.join(map(str, config.graph_bucket_sizes))}",
+        )
+    if 1 not in config.graph_batch_sizes:
+        raise at["graph_batch_sizes"].fail("batch 1 is missing: a sequence alone could not decode")
+    if config.graph_batch_sizes[-1] > config.slots:
+        raise at["graph_batch_sizes"].fail(
+            f"batch {config.graph_batch_sizes[-1]} needs as many slots, there are {config.slots}",
+            hint="raise slots or drop the batch size",
+        )
+    cells = config.select_cells(manifest)
+    for kind, key in (("decode", "kv_tiers"), ("prefill", "graph_bucket_sizes")):
+        reach = max((cell.kv_tier for cell in cells if cell.kind == kind and cell.batch == 1), default=0)
+        if reach < config.context_tokens:
+            raise at[key].fail(
+                f"{kind} reaches {reach} positions, context_tokens is {config.context_tokens}",
+                hint="keep the largest tier, or lower context_tokens",
+            )
+    if config.enable_mtp and manifest.draft_length == 0:
+        raise at["enable_mtp"].fail("this artifact has no drafter", hint="set it to false, or rebuild with MTP")
+    if config.enable_mtp and config.mtp_num_heads == 0:
+        raise at["mtp_num_heads"].fail("0 heads with enable_mtp: true", hint=f"1 to {manifest.draft_length}")
+    if not math.isfinite(config.memory_margin_fraction):
+        raise at["memory_margin_fraction"].fail("is not a finite number")
