@@ -162,8 +162,8 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
         LedgerLine(
             "scratch",
             max(prefill, decode),
-            f"float32 activations of the larger of a {request.largest_chunk}-row chunk and {request.decode_rows} decode "
-            f"rows, attending {request.context_tokens:,} tokens with {model.heads} heads",
+            f"float32 activations of the larger of a {request.largest_chunk}-row chunk and {request.decode_rows} "
+            f"decode rows, attending {request.context_tokens:,} tokens with {model.heads} heads",
         ),
         LedgerLine(
             "graphs",
