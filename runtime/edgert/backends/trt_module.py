@@ -1,7 +1,7 @@
 """The one place that says which TensorRT is meant: `tensorrt` (classic, Jetson) or `tensorrt_rtx` (TensorRT-RTX).
 
-Both export the same Python API for what this project uses. This module knows nothing of engines, files or devices. Only the
-RTX side has been run here; the classic side is type-checked only.
+Both export the same Python API for what this project uses. This module knows nothing of engines, files or devices.
+Only the RTX side has been run here; the classic side is type-checked only.
 """
 
 from __future__ import annotations
