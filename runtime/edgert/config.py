@@ -109,8 +109,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.MarkedYAMLError(problem="aliases are not used here", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem="aliases are not used here", problem_mark=self.get_mark())
         return super().compose_node(parent, index)
 
 
@@ -126,7 +125,7 @@ class _Entry:
 
     def _scalar(self, node: yaml.Node, expected: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
-            raise self.fail(f"expected {expected}, found a {node.id}")
+            raise self.fail(f"expected {expected}, found a list or a mapping")
         try:
             return yaml.safe_load(yaml.serialize(node))
         except (yaml.YAMLError, ValueError, OverflowError):
