@@ -1,0 +1,7 @@
+"""The plan: every decision of a build, made by pure functions on plain numbers. Imports no torch."""
+
+from edgebuild.plan.assemble import plan_for
+from edgebuild.plan.memory import Ledger, LedgerLine, ModelShape
+from edgebuild.plan.records import Limits, Plan
+
+__all__ = ["Ledger", "LedgerLine", "Limits", "ModelShape", "Plan", "plan_for"]
