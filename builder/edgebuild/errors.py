@@ -51,3 +51,9 @@ class EngineError(EdgebuildError):
     """The engine could not be built or checked."""
 
     exit_code = 8
+
+
+class OutputError(EdgebuildError):
+    """The artifact cannot be written where it was asked for: the place is taken, or the disk is full."""
+
+    exit_code = 9

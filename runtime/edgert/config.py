@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,17 @@ class RuntimeConfig:
         )
 
 
-def load_config(directory: Path, manifest: Manifest) -> RuntimeConfig:
-    """Read `directory/scheduler.yaml` against its manifest. Raises ConfigError, or ArtifactError when unreadable."""
+def load_config(directory: Path, manifest: Manifest, overrides: Mapping[str, Any] | None = None) -> RuntimeConfig:
+    """Read `directory/scheduler.yaml` against its manifest; `overrides` replace keys and are checked as the file is.
+
+    Raises ConfigError, or ArtifactError when the file is unreadable.
+    """
     data = read_bounded(Path(directory) / CONFIG_NAME, MAX_CONFIG_BYTES)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{CONFIG_NAME}: byte {error.start} is not UTF-8", hint="save it as UTF-8") from None
-    return parse_config(text, manifest)
+    return parse_config(text, manifest, overrides)
 
 
 def default_config(manifest: Manifest) -> RuntimeConfig:
@@ -119,9 +123,11 @@ class _Entry:
 
     key: str
     node: yaml.Node
+    overridden: bool = False
 
     def fail(self, message: str, *, hint: str | None = None) -> ConfigError:
-        return ConfigError(f"{CONFIG_NAME}:{self.node.start_mark.line + 1}: {self.key}: {message}", hint=hint)
+        where = "override" if self.overridden else f"{CONFIG_NAME}:{self.node.start_mark.line + 1}"
+        return ConfigError(f"{where}: {self.key}: {message}", hint=hint)
 
     def _scalar(self, node: yaml.Node, expected: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
@@ -212,9 +218,20 @@ def _members(node: yaml.Node | None, where: str, keys: list[str]) -> dict[str, _
     return found
 
 
-def parse_config(text: str, manifest: Manifest) -> RuntimeConfig:
+def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | None = None) -> RuntimeConfig:
     """A RuntimeConfig from the file's text; raises ConfigError for what this artifact cannot do."""
     at = _entries(text)
+    for key, value in (overrides or {}).items():
+        if key not in at:
+            near = difflib.get_close_matches(key, at, 1, cutoff=0.0)
+            raise ConfigError(f"override: unknown key {key[:60]!r}", hint=f"the nearest valid key is {near[0]}")
+        plain = list(value) if isinstance(value, tuple) else value
+        try:
+            node = yaml.compose(yaml.safe_dump(plain), Loader=_Loader)
+        except yaml.YAMLError:
+            raise ConfigError(f"override: {key}: {type(value).__name__} is not a plain value") from None
+        if node is not None:
+            at[key] = _Entry(key, node, overridden=True)
     bounds = at["prefill_decode_ratio_range"].integers(2, 2)
     config = RuntimeConfig(
         enable_chunked_prefill=at["enable_chunked_prefill"].flag(),
