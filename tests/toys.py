@@ -50,7 +50,7 @@ def byte_level_tokenizer(tokens: int = 300) -> Tokenizer:
 
 
 def byte_fallback_tokenizer(tokens: int = 340) -> Tokenizer:
-    """A SentencePiece-like BPE with byte fallback, as Llama 2 publishes it: <unk> <s> </s>, <0x00>..<0xFF>, then pieces."""
+    """A SentencePiece-like BPE with byte fallback, as Llama 2 has: <unk> <s> </s>, <0x00>..<0xFF>, pieces."""
     specials = ["<unk>", "<s>", "</s>"]
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
