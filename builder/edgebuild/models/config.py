@@ -1,4 +1,4 @@
-"""What a model is, in numbers: one frozen record read from a published config.json (or from GGUF metadata turned into one).
+"""What a model is, in numbers: one frozen record read from a published config.json (or GGUF metadata in its form).
 
 Imports no torch: a plan that refuses a model must do so in under two seconds. Knows no tensors, only shapes and names.
 """
@@ -95,7 +95,7 @@ class ModelConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Read a config.json. Raises CheckpointError for an unknown family or anything this project would get wrong."""
         config = {**config, **config.get("text_config", {})} if "text_config" in config else dict(config)
-        family = config.get("model_type")
+        family = str(config.get("model_type"))
         if family not in FAMILIES:
             raise CheckpointError(
                 f"model_type {family!r} is not supported",

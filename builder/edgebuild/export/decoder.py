@@ -1,0 +1,240 @@
+"""Traces the decoder with fake parameters, writes its ONNX file and streams its weights beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx_ir
+import torch
+from onnxscript import optimizer
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from edgebuild.errors import ExportError
+from edgebuild.export.forms import Forms, functions, translation_table
+from edgebuild.export.weights import WeightFile
+from edgebuild.models.config import ModelConfig
+from edgebuild.models.decoder import Decoder, State
+
+OPSET = 24
+_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
+_OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_FOLD_LIMIT = 1024  # elements: constants are folded, weights are never read by the optimiser
+Progress = Callable[[str, float], None]
+
+
+class TensorSource(Protocol):
+    """Where weights come from: one tensor at a time, under the names of the published checkpoints."""
+
+    def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One graph input or output. Shape entries are sizes or "batch", "rows", "tier", "logit_rows"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """What was written: the ONNX file, its weights, and the tensors at its boundary."""
+
+    path: Path
+    weights_path: Path
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[State, ...]
+    weight_bytes: int
+    precision: str
+
+
+def export_decoder(
+    config: ModelConfig,
+    weights: TensorSource,
+    directory: Path,
+    *,
+    cache_tokens: int,
+    token_limit: int,
+    precision: str,
+    forms: Forms,
+    progress: Progress = lambda _stage, _fraction: None,
+) -> ExportedGraph:
+    """Write `decoder.onnx` and `decoder.weights` into `directory`.
+
+    `progress(stage, fraction)` is called as the work goes on. Raises ExportError when torch cannot express the model.
+    """
+    dtype = _DTYPES[precision]
+    with FakeTensorMode():
+        decoder = Decoder(config, cache_tokens=cache_tokens, token_limit=token_limit, dtype=dtype)
+    decoder.eval()
+    progress("trace", 0.0)
+    model = _trace(decoder, forms)
+    progress("trace", 1.0)
+    weights_path = directory / "decoder.weights"
+    with WeightFile(weights_path) as file:
+        _stream(model, decoder, weights, file, progress)
+    _simplify(model)
+    _name_boundary(model, decoder.states())
+    path = directory / "decoder.onnx"
+    onnx_ir.save(model, path)
+    return ExportedGraph(
+        path=path,
+        weights_path=weights_path,
+        inputs=tuple(_describe(value) for value in model.graph.inputs),
+        outputs=tuple(_describe(value) for value in model.graph.outputs),
+        states=decoder.states(),
+        weight_bytes=file.bytes_written,
+        precision=precision,
+    )
+
+
+def _trace(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
+    batch, rows = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("rows", min=1, max=65536)
+    tier, logit_rows = torch.export.Dim("tier", min=1, max=1 << 22), torch.export.Dim("logit_rows", min=1, max=64)
+    # sizes of the example: unequal, and none of them 1, so that no dimension is taken for a constant or for another
+    b, q, r, t = 2, 5, 3, 7
+
+    def whole(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    states = [torch.empty(b, *state.shape, dtype=decoder.dtype, device="meta") for state in decoder.states()]
+    with FakeTensorMode():
+        states = [torch.empty(state.shape, dtype=state.dtype) for state in states]
+        arguments = (
+            *(whole(b, q), whole(b), whole(b), whole(b), whole(t)),
+            *(torch.empty(b, r), torch.empty(b), whole(b), torch.empty(b)),
+            states,
+        )
+    one = {0: batch}
+    dynamic = ({0: batch, 1: rows}, one, one, one, {0: tier}, {0: batch, 1: logit_rows}, one, one, one)
+    try:
+        with _quiet():
+            program = torch.export.export(
+                decoder,
+                arguments,
+                dynamic_shapes=(*dynamic, [one] * len(states)),
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                custom_translation_table=translation_table(forms),
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:  # torch raises many kinds here; each means the same to the user
+        raise ExportError(
+            f"torch could not export the {decoder.config.family} decoder: {error}",
+            hint="this is a fault of edgebuild or of the installed torch; please report it with the config.json",
+        ) from error
+    if exported is None:
+        raise ExportError("torch.onnx.export returned nothing")
+    return exported.model
+
+
+def _stream(
+    model: onnx_ir.Model, decoder: Decoder, weights: TensorSource, file: WeightFile, progress: Progress
+) -> None:
+    """Give every fake initializer its value, straight from the checkpoint."""
+    constants = decoder.constants()
+    parameters = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    pending = [name for name in model.graph.initializers if name in parameters or name in constants]
+    for index, name in enumerate(pending):
+        tensor = constants.pop(name) if name in constants else weights.read(name).to(decoder.dtype)
+        if name in parameters and tensor.shape != parameters[name]:
+            raise ExportError(f"{name}: the model needs shape {tuple(parameters[name])}, got {tuple(tensor.shape)}")
+        model.graph.initializers[name].const_value = file.append(name, tensor)
+        progress("weights", (index + 1) / len(pending))
+    missing = parameters.keys() - set(pending)
+    if missing:
+        raise ExportError(f"the exported graph lost parameters: {', '.join(sorted(missing))}")
+
+
+def _simplify(model: onnx_ir.Model) -> None:
+    """Inline functions, fold constants and drop what nobody reads."""
+    for function in functions(OPSET):
+        model.functions.setdefault(function.identifier(), function)
+    with _quiet():
+        optimizer.optimize_ir(model, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT)
+    model.producer_name, model.producer_version = "edgebuild", None
+    model.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces with paths of the building machine
+        node.doc_string = None
+
+
+def _name_boundary(model: onnx_ir.Model, states: tuple[State, ...]) -> None:
+    """Documented names and symbols for inputs, outputs and their dynamic dimensions."""
+    graph = model.graph
+    names = (*_INPUTS, *(state.name for state in states))
+    outputs = (*_OUTPUTS, *(f"{state.name}.out" for state in states))
+    if len(graph.inputs) != len(names) or len(graph.outputs) != len(outputs):
+        raise ExportError(
+            f"the exported graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, "
+            f"expected {len(names)} and {len(outputs)}"
+        )
+    symbols = _symbols(graph)
+    for value, name in zip((*graph.inputs, *graph.outputs), (*names, *outputs), strict=True):
+        value.name = name
+    for value in _values(graph):
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape(
+                [symbols.get(str(d.value), d.value) if isinstance(d, onnx_ir.SymbolicDim) else d for d in value.shape]
+            )
+
+
+def _symbols(graph: onnx_ir.Graph) -> dict[str, str]:
+    """Tracer symbol → documented symbol, read off the inputs that carry each dimension."""
+    tokens, kv_positions, uniform = graph.inputs[0], graph.inputs[4], graph.inputs[5]
+    if tokens.shape is None or kv_positions.shape is None or uniform.shape is None:
+        raise ExportError("the exported graph has inputs without shapes")
+    return {
+        str(tokens.shape[0]): "batch",
+        str(tokens.shape[1]): "rows",
+        str(kv_positions.shape[0]): "tier",
+        str(uniform.shape[1]): "logit_rows",
+    }
+
+
+def _values(graph: onnx_ir.Graph) -> Iterator[Any]:
+    yield from graph.inputs
+    for node in graph.all_nodes():
+        yield from node.outputs
+
+
+def _describe(value: Any) -> TensorInfo:
+    names = {
+        onnx_ir.DataType.INT64: "int64",
+        onnx_ir.DataType.FLOAT: "float32",
+        onnx_ir.DataType.FLOAT16: "float16",
+        onnx_ir.DataType.BFLOAT16: "bfloat16",
+    }
+    shape = tuple(d if isinstance(d, int) else str(d.value) for d in value.shape)
+    return TensorInfo(value.name, names[value.dtype], shape)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter warns about its own internals; none of it is for the user."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

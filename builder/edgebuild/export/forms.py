@@ -1,0 +1,219 @@
+"""ONNX formulations of the custom operators in `edgebuild.models.ops`, in standard operators of opset 24 only.
+
+Where one thing can be said in several ways, the way is chosen per backend by measurement and the golden vectors have
+the last word:
+
+- attention "native": one `Attention` operator with a boolean mask. "written_out": the softmax spelled in its parts with
+  the query heads of a KV group folded into query rows.
+- sampling "conditional": the branches for temperature and for filters run only when a row asks for them (`If`).
+  "branchless": everything is computed, top-k and top-p over the best `BEST` tokens; for backends that capture graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir
+import torch
+from onnxscript import FLOAT, INT64, script
+from onnxscript.onnx_opset import opset18 as op18  # scripts enter a graph that is raised to 24 afterwards
+from onnxscript.onnx_opset import opset24 as op
+
+BEST = 64  # candidates that the branchless form filters over
+_GROUP = 128  # vocabulary entries per group in the two-stage top-k
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The formulation of each operator whose ONNX form is a choice."""
+
+    attention: Literal["native", "written_out"] = "native"
+    sampling: Literal["conditional", "branchless"] = "conditional"
+
+
+FORMS: Mapping[str, Forms] = {
+    "onnxruntime": Forms(attention="native", sampling="conditional"),
+    "tensorrt": Forms(attention="written_out", sampling="branchless"),
+    "tensorrt-rtx": Forms(attention="written_out", sampling="branchless"),
+}
+
+
+def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """torch operator → function that emits its ONNX form."""
+    operators = torch.ops.edgebuild
+    attention = {"native": _attention_native, "written_out": _attention_written_out}[forms.attention]
+    sample = {"conditional": _sample_conditional, "branchless": _sample_branchless}[forms.sampling]
+    return {
+        operators.linear.default: _linear,
+        operators.cache_update.default: _cache_update,
+        operators.attention.default: attention,
+        operators.sample.default: sample,
+    }
+
+
+def functions(opset: int) -> list[onnx_ir.Function]:
+    """Scripted functions that are called inside a branch, where the exporter does not look; to be inlined."""
+    scripted = [onnx_ir.serde.deserialize_function(f.to_function_proto()) for f in (_inverse_cdf, _mass, _filtered)]
+    for function in scripted:
+        function.opset_imports[""] = opset
+    return scripted
+
+
+def _ints(*values: int) -> Any:
+    return op.Constant(value_ints=list(values))
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    return op.Gemm(x, weight, bias, transB=1) if bias is not None else op.Gemm(x, weight, transB=1)
+
+
+def _cache_update(cache: Any, update: Any, start: Any) -> Any:
+    return op.TensorScatter(cache, update, start, axis=-2, mode="linear")
+
+
+def _tier(cache: Any, kv_positions: Any) -> Any:
+    """The first T positions of a cache [B, kv_heads, C, D]."""
+    return op.Slice(cache, _ints(0), op.Shape(kv_positions), _ints(2))
+
+
+def _visible(positions: Any, kv_positions: Any) -> Any:
+    """bool [B, 1, q, T]: row q sees cache position t."""
+    return op.LessOrEqual(op.Unsqueeze(kv_positions, _ints(0, 1, 2)), op.Unsqueeze(positions, _ints(1, 3)))
+
+
+def _attention_native(
+    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float
+) -> Any:
+    keys, values = _tier(key_cache, kv_positions), _tier(value_cache, kv_positions)
+    return op.Attention(query, keys, values, _visible(positions, kv_positions), scale=scale)[0]
+
+
+def _attention_written_out(
+    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float
+) -> Any:
+    keys, values = _tier(key_cache, kv_positions), _tier(value_cache, kv_positions)
+    heads, head_dim = query.shape[1], query.shape[3]
+    kv_heads = key_cache.shape[1]
+    group = heads // kv_heads
+    shape = op.Shape(query)
+    # [B, heads, q, D] → [B, kv_heads, group·q, D]: the heads that share a KV head are rows of one product
+    folded = op.Reshape(query, _ints(0, kv_heads, -1, head_dim))
+    scores = op.Cast(op.MatMul(folded, op.Transpose(keys, perm=[0, 1, 3, 2])), to=FLOAT.dtype)
+    scores = op.Mul(scores, op.Constant(value_float=scale))
+    mask = _visible(positions, kv_positions)
+    mask = op.Concat(*[mask] * group, axis=2) if group > 1 else mask
+    scores = op.Where(mask, scores, op.Constant(value_float=-1e30))
+    weights = op.Exp(op.Sub(scores, op.ReduceMax(scores, _ints(-1), keepdims=1)))
+    total = op.ReduceSum(weights, _ints(-1), keepdims=1)
+    mixed = op.MatMul(op.CastLike(weights, values), values)
+    return op.Reshape(op.Div(mixed, op.CastLike(total, mixed)), shape)
+
+
+@script()  # type: ignore[untyped-decorator]
+def _inverse_cdf(mass: FLOAT[...], uniform: FLOAT[...]) -> INT64[...]:
+    """First index whose cumulative mass exceeds uniform · total, over the last axis."""
+    cumulative = op18.CumSum(mass, op18.Constant(value_int=-1))
+    total = op18.Slice(
+        cumulative,
+        op18.Constant(value_ints=[-1]),
+        op18.Constant(value_ints=[9223372036854775807]),
+        op18.Constant(value_ints=[-1]),
+    )
+    threshold = op18.Unsqueeze(uniform, op18.Constant(value_ints=[-1])) * total
+    passed = op18.Cast(cumulative <= threshold, to=7)
+    return op18.ReduceSum(passed, op18.Constant(value_ints=[-1]), keepdims=0)
+
+
+@script()  # type: ignore[untyped-decorator]
+def _mass(logits: FLOAT[...], temperature: FLOAT[...]) -> FLOAT[...]:
+    """exp((logits − max) / temperature), temperature 0 read as 1."""
+    one = op18.Constant(value_float=1.0)
+    divisor = op18.Where(temperature > op18.Constant(value_float=0.0), temperature, one)
+    divisor = op18.Unsqueeze(divisor, op18.Constant(value_ints=[1, 2]))
+    return op18.Exp((logits - op18.ReduceMax(logits, op18.Constant(value_ints=[-1]), keepdims=1)) / divisor)
+
+
+@script()  # type: ignore[untyped-decorator]
+def _filtered(
+    mass: FLOAT[...], order: INT64[...], top_k: INT64[...], top_p: FLOAT[...], uniform: FLOAT[...]
+) -> INT64[...]:
+    """Top-k, then top-p, then inverse CDF over mass in descending order; `order` maps ranks to token ids."""
+    zero = op18.Constant(value_float=0.0)
+    size = op18.Gather(op18.Shape(mass), op18.Constant(value_int=-1))
+    ranks = op18.Range(op18.Constant(value_int=0), size, op18.Constant(value_int=1))
+    limit = op18.Where(top_k > op18.Constant(value_int=0), top_k, size)
+    kept = op18.Where(ranks < op18.Unsqueeze(limit, op18.Constant(value_ints=[1, 2])), mass, zero)
+    cumulative = op18.CumSum(kept, op18.Constant(value_int=-1))
+    total = op18.Slice(
+        cumulative,
+        op18.Constant(value_ints=[-1]),
+        op18.Constant(value_ints=[9223372036854775807]),
+        op18.Constant(value_ints=[-1]),
+    )
+    nucleus = (cumulative - kept) < op18.Unsqueeze(top_p, op18.Constant(value_ints=[1, 2])) * total
+    choice = _inverse_cdf(op18.Where(nucleus, kept, zero), uniform)
+    picked = op18.GatherElements(order, op18.Unsqueeze(choice, op18.Constant(value_ints=[-1])), axis=-1)
+    return op18.Squeeze(picked, op18.Constant(value_ints=[-1]))
+
+
+@script()  # type: ignore[untyped-decorator]
+def _sample_conditional(
+    logits: FLOAT[...], temperature: FLOAT[...], top_k: INT64[...], top_p: FLOAT[...], uniform: FLOAT[...]
+) -> INT64[...]:
+    greedy = op18.ArgMax(logits, axis=-1, keepdims=0)
+    hot = temperature > op18.Constant(value_float=0.0)
+    filters = op18.And(op18.Or(top_k > op18.Constant(value_int=0), top_p < op18.Constant(value_float=1.0)), hot)
+    if op18.ReduceMax(op18.Cast(hot, to=7), keepdims=0) > op18.Constant(value_int=0):
+        mass = _mass(logits, temperature)
+        plain = _inverse_cdf(mass, uniform)
+        if op18.ReduceMax(op18.Cast(filters, to=7), keepdims=0) > op18.Constant(value_int=0):
+            ranked, order = op18.TopK(
+                mass,
+                op18.Slice(
+                    op18.Shape(mass), op18.Constant(value_ints=[-1]), op18.Constant(value_ints=[9223372036854775807])
+                ),
+                axis=-1,
+                largest=1,
+                sorted=1,
+            )
+            through_filters = _filtered(ranked, order, top_k, top_p, uniform)
+            drawn = op18.Where(op18.Unsqueeze(filters, op18.Constant(value_ints=[1])), through_filters, plain)
+        else:
+            drawn = op18.Identity(plain)
+        token = op18.Where(op18.Unsqueeze(hot, op18.Constant(value_ints=[1])), drawn, greedy)
+    else:
+        token = op18.Identity(greedy)
+    return token
+
+
+def _sample_branchless(logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any) -> Any:
+    greedy = op.ArgMax(logits, axis=-1, keepdims=0)
+    hot = op.Greater(temperature, op.Constant(value_float=0.0))
+    mass = _mass(logits, temperature)
+    plain = _inverse_cdf(mass, uniform)
+    ranked, order = _best(mass, logits.shape[-1])
+    filtered = _filtered(ranked, order, top_k, top_p, uniform)
+    filters = op.Or(op.Greater(top_k, op.Constant(value_int=0)), op.Less(top_p, op.Constant(value_float=1.0)))
+    drawn = op.Where(op.Unsqueeze(filters, _ints(1)), filtered, plain)
+    return op.Where(op.Unsqueeze(hot, _ints(1)), drawn, greedy)
+
+
+def _best(mass: Any, vocabulary: int) -> tuple[Any, Any]:
+    """The `BEST` largest entries in order, exactly, in two stages: the best groups by their maximum hold them all."""
+    best = min(BEST, vocabulary)
+    if vocabulary <= BEST * _GROUP:
+        ranked = op.TopK(mass, _ints(best), axis=-1, largest=1, sorted=1)
+        return ranked[0], ranked[1]
+    padding = -vocabulary % _GROUP
+    padded = op.Pad(mass, _ints(0, 0, 0, 0, 0, padding), op.Constant(value_float=-1.0)) if padding else mass
+    groups = op.Reshape(padded, _ints(0, 0, -1, _GROUP))  # [B, R, groups, _GROUP]
+    leaders = op.TopK(op.ReduceMax(groups, _ints(-1), keepdims=0), _ints(best), axis=-1, largest=1, sorted=0)[1]
+    index = op.Expand(op.Unsqueeze(leaders, _ints(-1)), _ints(1, 1, 1, _GROUP))
+    candidates = op.Reshape(op.GatherElements(groups, index, axis=2), _ints(0, 0, -1))
+    ranked = op.TopK(candidates, _ints(best), axis=-1, largest=1, sorted=1)
+    group_size = op.Constant(value_int=_GROUP)
+    within = op.Mod(ranked[1], group_size)
+    group = op.GatherElements(leaders, op.Div(ranked[1], group_size), axis=-1)
+    return ranked[0], op.Add(op.Mul(group, group_size), within)

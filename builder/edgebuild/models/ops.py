@@ -1,0 +1,139 @@
+"""The few operations whose ONNX form is ours to choose, as torch custom operators.
+
+Called eagerly they are plain torch (the numeric reference, and what training differentiates). Traced, they stay opaque
+calls, which `edgebuild.export` translates into the formulation that the backend measures best. Nothing here knows a
+backend.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_MASKED = -1e30  # below any score; finite, so that a fully masked row stays finite
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [N, in] · weight [out, in]ᵀ (+ bias [out]) → [N, out]. The weight keeps the checkpoint's layout."""
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.linear(x, weight, bias)
+        return result
+    return F.linear(x, weight, bias)
+
+
+def cache_update(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
+    """cache [B, kv_heads, C, D] with update [B, kv_heads, q, D] written at positions start[b] .. start[b] + q - 1."""
+    result: Tensor = torch.ops.edgebuild.cache_update(cache, update, start)
+    return result
+
+
+def attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+) -> Tensor:
+    """Grouped-query attention of each row over the cache positions up to its own.
+
+    query [B, heads, q, D]; caches [B, kv_heads, C, D]; positions [B, q] of the rows; kv_positions [T] = 0..T-1: only
+    the first T cache positions are read. Returns [B, heads, q, D].
+    """
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.attention(query, key_cache, value_cache, positions, kv_positions, scale)
+        return result
+    return _attention(query, key_cache, value_cache, positions, kv_positions, scale)
+
+
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """One token per row: greedy where temperature is 0, else temperature → top-k → top-p → inverse CDF at `uniform`.
+
+    logits float32 [B, R, V]; temperature, top_p float32 [B]; top_k int64 [B] (0 = off); uniform float32 [B, R] in
+    [0, 1). Unfiltered rows walk the vocabulary in its own order, filtered rows in descending probability. int64 [B, R].
+    """
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.sample(logits, temperature, top_k, top_p, uniform)
+        return result
+    return _sample(logits, temperature, top_k, top_p, uniform)
+
+
+def _attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+) -> Tensor:
+    batch, heads, rows, head_dim = query.shape
+    tier, kv_heads = kv_positions.shape[0], key_cache.shape[1]
+    group = heads // kv_heads
+    keys, values = key_cache[:, :, :tier], value_cache[:, :, :tier]
+    # the query heads of one KV group become rows of one product
+    folded = query.reshape(batch, kv_heads, group * rows, head_dim)
+    visible = (kv_positions <= positions[:, :, None])[:, None].repeat(1, 1, group, 1)  # [B, 1, group·q, T]
+    scores = (folded @ keys.transpose(-1, -2)).float() * scale
+    weights = torch.where(visible, scores, torch.full_like(scores, _MASKED)).softmax(-1)
+    return (weights.to(values.dtype) @ values).reshape(batch, heads, rows, head_dim)
+
+
+def _sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    greedy = logits.argmax(-1)
+    divisor = torch.where(temperature > 0, temperature, torch.ones_like(temperature))[:, None, None]
+    mass = ((logits - logits.amax(-1, keepdim=True)) / divisor).exp()
+    plain = _inverse_cdf(mass, uniform)
+    sorted_mass, order = mass.sort(stable=True, dim=-1, descending=True)
+    ranks = torch.arange(logits.shape[-1])
+    limit = torch.where(top_k > 0, top_k, torch.full_like(top_k, logits.shape[-1]))[:, None, None]
+    sorted_mass = torch.where(ranks < limit, sorted_mass, 0.0)
+    cumulative = sorted_mass.cumsum(-1)
+    nucleus = (cumulative - sorted_mass) < top_p[:, None, None] * cumulative[..., -1:]
+    choice = _inverse_cdf(torch.where(nucleus, sorted_mass, 0.0), uniform)
+    filtered = order.gather(-1, choice[..., None])[..., 0]
+    is_filtered = ((top_k > 0) | (top_p < 1))[:, None]
+    return torch.where((temperature > 0)[:, None], torch.where(is_filtered, filtered, plain), greedy)
+
+
+def _inverse_cdf(mass: Tensor, uniform: Tensor) -> Tensor:
+    """Index of the first entry whose cumulative mass exceeds uniform · total. mass [..., V] ≥ 0, uniform [...]."""
+    cumulative = mass.cumsum(-1)
+    return (cumulative <= uniform[..., None] * cumulative[..., -1:]).sum(-1)
+
+
+@torch.library.custom_op("edgebuild::linear", mutates_args=())
+def _linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+@_linear_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@torch.library.custom_op("edgebuild::cache_update", mutates_args=())
+def _cache_update_op(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
+    updated = cache.clone()
+    for row, position in enumerate(start.tolist()):
+        updated[row, :, position : position + update.shape[2]] = update[row]
+    return updated
+
+
+@_cache_update_op.register_fake
+def _(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
+    return torch.empty_like(cache)
+
+
+@torch.library.custom_op("edgebuild::attention", mutates_args=())
+def _attention_op(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+) -> Tensor:
+    return _attention(query, key_cache, value_cache, positions, kv_positions, scale)
+
+
+@_attention_op.register_fake
+def _(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+@torch.library.custom_op("edgebuild::sample", mutates_args=())
+def _sample_op(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    return _sample(logits, temperature, top_k, top_p, uniform)
+
+
+@_sample_op.register_fake
+def _(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape[:2], dtype=torch.int64)
