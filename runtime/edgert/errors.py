@@ -57,6 +57,6 @@ class QueueFull(RequestError):
 
 
 class KvWriteError(EdgertError):
-    """Position, length and slot of a launch disagree with the host's record: a fault in this program, not the user's."""
+    """Position, length and slot of a launch disagree with the host's record: a fault of this program, not the user."""
 
     exit_code = 9

@@ -16,26 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgert.cells import Cell
+from edgert.manifest_records import Manifest, StateSpec
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class StateSpec:
-    """One tensor that lives in every slot: a key or value cache, or a recurrent state.
-
-    input, output  graph names; both are bound to the same memory
-    dtype          "float32", "float16", "bfloat16"
-    kind           "kv" needs no clearing; every other kind is zeroed by `reset_slot`
-    shape          per slot, without the batch dimension: kv is [kv_heads, cache_tokens, head_dim]
-    """
-
-    input: str
-    output: str
-    dtype: str
-    kind: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,8 +35,9 @@ class Setup:
     cache_tokens  cache positions per slot
     token_limit   width of the logits
     states        in the graph's order
-    options       the backend's own keys of scheduler.yaml (threads, prepack, graph switches ...)
-    manifest      manifest.json as read, for what only one backend needs (versions, compute capability)
+    options       enable_cuda_graph from scheduler.yaml, and what the caller of Engine.load set for this device
+                  (threads, prepack ...); a backend refuses a name that it does not know with ConfigError
+    manifest      manifest.json as read, for what only one backend needs (versions, compute capability); None in tests
     """
 
     artifact: Path
@@ -62,7 +47,7 @@ class Setup:
     token_limit: int
     states: tuple[StateSpec, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    manifest: Any = None
+    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,368 @@
+"""The engine as a program uses it: load an artifact, submit requests from any thread, read what comes.
+
+    with Engine.load("artifacts/demo") as engine:
+        for delta in engine.generate("Once upon a time", max_tokens=40):
+            print(delta.text, end="", flush=True)
+
+One thread of the engine's own owns the backend and runs worker.Worker; this module is the door to it: it checks a
+request before it goes in, and knows neither slots nor plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from edgert.errors import BackendError, EdgertError, QueueFull, RequestError
+from edgert.handles import Completion, Delta, Handle
+from edgert.loading import Runtime, open_runtime, plan_loading
+from edgert.metrics import EngineSnapshot
+from edgert.output import Output, StopText, TokenText
+from edgert.requests import Request
+from edgert.sampling import SamplingParams
+from edgert.worker import Worker
+
+Prompt: TypeAlias = str | Sequence[int]
+Chat: TypeAlias = str | Sequence[Mapping[str, str]]
+
+
+class Engine(AbstractContextManager["Engine"]):
+    """Runs one artifact. Thread-safe. Use `Engine.load`; the constructor takes a runtime put together by hand (tests)."""
+
+    def __init__(self, open_: Callable[[], Runtime], *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """open_ is called on the engine's thread and may raise; the constructor waits for it and raises the same."""
+        self._clock = clock
+        self._ids = itertools.count()
+        self._loop = _Loop(open_, clock)
+        self._loop.thread.start()
+        self._finalizer = weakref.finalize(self, _Loop.shut, self._loop)
+        self._loop.ready.wait()
+        if self._loop.error is not None:
+            self._loop.thread.join()
+            raise self._loop.error
+        self._runtime = self._loop.runtime
+
+    @classmethod
+    def load(cls, path: str | Path, **overrides: Any) -> Engine:
+        """Open an artifact and return when it is ready: warmed up, and checked against its golden vectors.
+
+        overrides: keys of scheduler.yaml, checked as the file is; verify_files=False compares sizes, not hashes; the
+        rest are the backend's own (onnxruntime: threads, prepack).
+        Raises ArtifactError, ConfigError, BackendError or GoldenMismatch.
+        """
+        loading = plan_loading(Path(path), overrides)
+        return cls(lambda: open_runtime(loading))
+
+    # --- requests ---
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Chat | None = None,
+        params: SamplingParams | None = None,
+        task: str | None = None,
+        **sampling: Any,
+    ) -> Handle:
+        """Queue one request and return at once.
+
+        prompt    text or token ids; chat: one user message or a list of {"role", "content"}; exactly one of the two
+        params    or its fields as keywords: max_tokens=40, temperature=0.7, stop=["\\n"] ...
+        task      a label for the metrics
+        Raises RequestError (QueueFull when too many wait) or BackendError when the engine is unusable or closed.
+        """
+        try:
+            params = _params(params, sampling)
+            ids = self._prompt_ids(prompt, chat)
+            self._check(ids, params)
+        except RequestError:
+            self._loop.reject()
+            raise
+        runtime = self._runtime
+        eos = () if params.ignore_eos else runtime.eos_token_ids
+        request = Request(
+            id=next(self._ids),
+            prompt_ids=ids,
+            params=params,
+            seed=params.seeded(),
+            stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
+            task=task,
+            arrival_s=self._clock(),
+        )
+        handle = Handle(request.id, self._loop.cancel)
+        detokenizer: TokenText | None = runtime.text.detokenizer() if runtime.text else None
+        stops: StopText | None = _stop_matcher(params.stop) if params.stop else None
+        self._loop.add(Output(request, handle, detokenizer, stops))
+        return handle
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Chat | None = None,
+        params: SamplingParams | None = None,
+        task: str | None = None,
+        **sampling: Any,
+    ) -> Iterator[Delta]:
+        """`submit`, and iterate over the deltas. Leaving the loop early cancels the request."""
+        handle = self.submit(prompt, chat=chat, params=params, task=task, **sampling)
+        return _cancel_on_exit(handle)
+
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Chat | None = None,
+        params: SamplingParams | None = None,
+        task: str | None = None,
+        **sampling: Any,
+    ) -> Completion:
+        """`submit`, and wait for the end."""
+        return self.submit(prompt, chat=chat, params=params, task=task, **sampling).result()
+
+    # --- state ---
+
+    @property
+    def state(self) -> str:
+        """ "ready", "failed" (a backend error ended it; `error` says which) or "closed"."""
+        return self._loop.state
+
+    @property
+    def error(self) -> Exception | None:
+        return self._loop.error
+
+    @property
+    def context_tokens(self) -> int:
+        return self._runtime.limits.context_tokens
+
+    def snapshot(self) -> EngineSnapshot:
+        """Queues and counters as of the last step."""
+        return self._loop.snapshot()
+
+    def describe(self) -> Mapping[str, Any]:
+        """The backend's versions and device, as read when it was loaded."""
+        return self._runtime.description
+
+    def close(self) -> None:
+        """End everything that runs as cancelled, free the backend, join the thread. Twice does nothing."""
+        self._finalizer()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- checks ---
+
+    def _prompt_ids(self, prompt: Prompt | None, chat: Chat | None) -> tuple[int, ...]:
+        if (prompt is None) == (chat is None):
+            raise RequestError("give either prompt or chat", hint="prompt is text or token ids, chat is messages")
+        if prompt is not None and not isinstance(prompt, str):
+            return _token_ids(prompt)
+        if prompt == "":
+            raise RequestError("the prompt is empty", hint="give at least one token")
+        text = self._runtime.text
+        if text is None:
+            raise RequestError("this artifact has no tokenizer", hint="give token ids")
+        if prompt is not None:
+            return tuple(text.encode(prompt))
+        messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat or []
+        return tuple(text.encode_chat(messages))
+
+    def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
+        runtime, context = self._runtime, self._runtime.limits.context_tokens
+        if not ids:
+            raise RequestError("the prompt is empty", hint="give at least one token")
+        if len(ids) > context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the context holds {context}",
+                hint="shorten the prompt or build with a larger context",
+            )
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= runtime.vocabulary_size:
+            raise RequestError(
+                f"prompt id {low if low < 0 else high} is outside the vocabulary of {runtime.vocabulary_size} rows"
+            )
+        if params.stop and runtime.text is None:
+            raise RequestError("stop strings need a tokenizer, this artifact has none", hint="use stop_token_ids")
+
+
+class _Loop:
+    """The engine's thread and its inbox. Holds no reference to the Engine, so that a forgotten one is collected."""
+
+    def __init__(self, open_: Callable[[], Runtime], clock: Callable[[], float]) -> None:
+        self.thread = threading.Thread(target=self._run, name="edgert", daemon=True)
+        self.ready = threading.Event()
+        self.state = "loading"
+        self.error: Exception | None = None
+        self.runtime: Runtime
+        self._open = open_
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._added: deque[Output] = deque()
+        self._cancelled: deque[int] = deque()
+        self._closing = False
+        self._waiting = 0  # requests in the worker's queue as of the last step
+        self._rejected = 0
+        self._snapshot: EngineSnapshot | None = None
+
+    def add(self, output: Output) -> None:
+        with self._changed:
+            if self.state != "ready" or self._closing:
+                state = "closed" if self._closing else self.state
+                raise BackendError(f"the engine is {state}: {self.error}" if self.error else f"the engine is {state}")
+            # A free slot takes the first of them at once: the bound is on those that wait beyond the slots.
+            limit = self.runtime.queue_limit + self.snapshot().free_slots
+            waiting = self._waiting + len(self._added)
+            if waiting >= limit:
+                self._rejected += 1
+                raise QueueFull(f"{waiting} requests wait, queue_limit is {self.runtime.queue_limit}", hint="try later")
+            self._added.append(output)
+            self._changed.notify()
+
+    def cancel(self, request_id: int) -> None:
+        with self._changed:
+            self._cancelled.append(request_id)
+            self._changed.notify()
+
+    def reject(self) -> None:
+        with self._changed:
+            self._rejected += 1
+
+    def snapshot(self) -> EngineSnapshot:
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise BackendError("the engine is not loaded")
+        return snapshot
+
+    def shut(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self.thread is not threading.current_thread():
+            self.thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.runtime = self._open()
+        except Exception as error:
+            self.error = error
+            self.state = "failed"
+            self.ready.set()
+            return
+        runtime = self.runtime
+        worker = runtime.worker(self._clock)
+        self._publish(worker, "ready")
+        self.ready.set()
+        try:
+            while self._take(worker):
+                worker.step()
+                self._publish(worker, "ready")
+            worker.stop()
+        except Exception as error:
+            self._fail(worker, error)
+        finally:
+            runtime.backend.close()
+        if self.error is None:
+            self._publish(worker, "closed")
+
+    def _take(self, worker: Worker) -> bool:
+        """Hand new commands to the worker; wait while there is nothing to do. False: close."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._added or self._cancelled or worker.busy)
+            added, self._added = self._added, deque()
+            cancelled, self._cancelled = self._cancelled, deque()
+            self._waiting = worker.waiting + len(added)
+            closing = self._closing
+        for output in added:
+            worker.add(output)
+        for request_id in cancelled:
+            worker.cancel(request_id)
+        return not closing
+
+    def _fail(self, worker: Worker, error: Exception) -> None:
+        """The backend, or this program, failed in a step: every request ends with it and no new one is taken."""
+        if not isinstance(error, EdgertError):
+            wrapped = BackendError(f"the step failed: {type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            error = wrapped
+        with self._changed:
+            self.error = error
+            self.state = "failed"
+            added, self._added = self._added, deque()
+        for output in added:
+            worker.add(output)
+        worker.fail(error)
+        self._publish(worker, "failed")
+
+    def _publish(self, worker: Worker, state: str) -> None:
+        waiting, prefilling, decoding, free = worker.queues
+        counters = worker.counters
+        with self._changed:
+            self.state = state
+            self._waiting = waiting
+            self._snapshot = EngineSnapshot(
+                state=state,
+                waiting=waiting,
+                prefilling=prefilling,
+                decoding=decoding,
+                free_slots=free,
+                launches=dict(counters.launches),
+                prompt_tokens=counters.prompt_tokens,
+                padded_prompt_tokens=counters.padded_prompt_tokens,
+                output_tokens=counters.output_tokens,
+                decode_rows=counters.decode_rows,
+                idle_rows=counters.idle_rows,
+                discarded_rows=counters.discarded_rows,
+                draft_proposed=counters.draft_proposed,
+                draft_accepted=counters.draft_accepted,
+                finished=dict(counters.finished),
+                rejected=self._rejected,
+                memory_bytes=self.runtime.memory_bytes,
+            )
+
+
+def _stop_matcher(stops: Sequence[str]) -> StopText:
+    from edgert.text import StopMatcher
+
+    return StopMatcher(stops)
+
+
+def _cancel_on_exit(handle: Handle) -> Iterator[Delta]:
+    try:
+        yield from handle
+    finally:
+        handle.cancel()
+
+
+def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+    if params is not None:
+        if sampling:
+            raise RequestError(f"give params or keywords, not both: {', '.join(sampling)}")
+        return params
+    unknown = [name for name in sampling if name not in SamplingParams.__dataclass_fields__]
+    if unknown:
+        raise RequestError(
+            f"unknown sampling keyword {unknown[0]!r}", hint=f"known: {', '.join(SamplingParams.__dataclass_fields__)}"
+        )
+    return SamplingParams(**sampling)
+
+
+def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    try:
+        ids = tuple(prompt)
+    except TypeError:
+        raise RequestError(f"the prompt is {type(prompt).__name__}: expected text or token ids") from None
+    for token in ids:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            kind = type(token).__name__
+            raise RequestError(f"the prompt is a list holding {kind}: expected one text, or token ids in a list")
+    return tuple(int(token) for token in ids)

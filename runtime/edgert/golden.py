@@ -1,0 +1,208 @@
+"""Golden vectors: the engine's logits against those of the reference model, recorded when the artifact was built.
+
+An engine can be silently wrong (a kernel of another version, a bad driver, a damaged weight); this is what notices.
+Works on a backend directly, before any request: it uses slot 0 and leaves it reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgert.backends.base import Backend, Float32s, StepInputs
+from edgert.cells import Cell
+from edgert.errors import ArtifactError, GoldenMismatch
+from edgert.policy import DecodeCandidate, choose_decode_window, choose_prefill_cell
+from edgert.step import empty_step
+from edgert.strictjson import parse_json, read_bounded
+
+GOLDEN_NAME = "golden.json"
+MAX_GOLDEN_BYTES = 64 << 20
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GoldenStep:
+    """The reference's logits after one position.
+
+    token    fed to get here (teacher forced); of the first step: the prompt's last
+    top_ids  most likely tokens, first is the arg max
+    indices  vocabulary places of `values`; norm: L2 norm of the whole row
+    """
+
+    token: int
+    position: int
+    top_ids: tuple[int, ...]
+    indices: tuple[int, ...]
+    values: tuple[float, ...]
+    norm: float
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    prompt_ids: tuple[int, ...]
+    steps: tuple[GoldenStep, ...]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """tolerance: relative L2 error allowed, from the precision of the build."""
+
+    tolerance: float
+    cases: tuple[GoldenCase, ...]
+
+
+@dataclass(frozen=True)
+class GoldenReport:
+    """worst_error: the largest relative error seen; steps: positions compared."""
+
+    steps: int
+    worst_error: float
+    tolerance: float
+
+
+def load_golden(directory: Path) -> Golden:
+    """Read golden.json strictly. Raises ArtifactError."""
+    document = parse_json(read_bounded(Path(directory) / GOLDEN_NAME, MAX_GOLDEN_BYTES), GOLDEN_NAME)
+    try:
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format_version {document['format_version']!r}, this edgert reads {FORMAT_VERSION}")
+        golden = Golden(float(document["tolerance"]), tuple(_case(case) for case in document["cases"]))
+        if not 0 < golden.tolerance < 1:
+            raise ValueError(f"tolerance {golden.tolerance}")
+        if not golden.cases:
+            raise ValueError("no cases")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{GOLDEN_NAME}: {type(error).__name__}: {error}", hint="rebuild the artifact") from None
+    return golden
+
+
+def check_golden(
+    backend: Backend, golden: Golden, *, cells: Sequence[Cell], slots: int, context_tokens: int
+) -> GoldenReport:
+    """Run every case through the cells that requests will use. Raises GoldenMismatch with the worst numbers.
+
+    cells, slots: as the scheduler has them. A case longer than context_tokens is cut; none left is an ArtifactError.
+    """
+    worst, compared = 0.0, 0
+    for number, case in enumerate(golden.cases):
+        if len(case.prompt_ids) > context_tokens:
+            continue
+        backend.reset_slot(0)
+        for place, step in enumerate(case.steps):
+            if place == 0:
+                logits = _prefill(backend, case.prompt_ids, cells)
+            elif len(case.prompt_ids) + place > context_tokens:
+                break
+            else:
+                logits = _decode(backend, step.token, len(case.prompt_ids) + place - 1, cells, slots)
+            worst = max(worst, _compare(logits, step, golden.tolerance, f"case {number}, step {place}"))
+            compared += 1
+    backend.reset_slot(0)
+    if compared == 0:
+        raise ArtifactError(f"{GOLDEN_NAME}: no case fits a context of {context_tokens} tokens")
+    return GoldenReport(compared, worst, golden.tolerance)
+
+
+def compare_logits(logits: Float32s, step: GoldenStep, tolerance: float) -> tuple[float, str | None]:
+    """(relative L2 error at the recorded places, what is wrong or None)."""
+    if max(step.indices) >= len(logits):
+        return float("inf"), f"index {max(step.indices)} is past the {len(logits)} logits"
+    ours = logits[list(step.indices)].astype(np.float64)
+    reference = np.array(step.values, np.float64)
+    if not np.isfinite(logits).all():
+        return float("inf"), "the logits are not finite"
+    error = float(np.linalg.norm(ours - reference) / max(float(np.linalg.norm(reference)), 1e-30))
+    if error > tolerance:
+        return error, f"relative error {error:.3g}, allowed {tolerance:g}"
+    norm = float(np.linalg.norm(logits.astype(np.float64)))
+    if abs(norm - step.norm) > tolerance * step.norm:
+        return error, f"the row's norm is {norm:.6g}, the reference's {step.norm:.6g}, allowed {tolerance:g} relative"
+    top = int(np.argmax(logits))
+    if top != step.top_ids[0] and not _is_tie(step, tolerance):
+        return error, f"the most likely token is {top}, the reference's {step.top_ids[0]}"
+    return error, None
+
+
+def _is_tie(step: GoldenStep, tolerance: float) -> bool:
+    """Whether the reference's two best are closer than the tolerance: then either may win."""
+    known = dict(zip(step.indices, step.values, strict=True))
+    if len(step.top_ids) < 2 or not all(token in known for token in step.top_ids[:2]):
+        return False
+    first, second = (known[token] for token in step.top_ids[:2])
+    return first - second <= tolerance * abs(first)
+
+
+def _compare(logits: Float32s, step: GoldenStep, tolerance: float, where: str) -> float:
+    error, wrong = compare_logits(logits, step, tolerance)
+    if wrong is not None:
+        raise GoldenMismatch(
+            f"golden vectors, {where} (position {step.position}): {wrong}",
+            hint="this engine's numbers cannot be trusted here: rebuild the artifact on this device",
+        )
+    return error
+
+
+def _prefill(backend: Backend, prompt: Sequence[int], cells: Sequence[Cell]) -> Float32s:
+    start = 0
+    logits: Float32s | None = None
+    while start < len(prompt):
+        cell = choose_prefill_cell(cells, start, len(prompt) - start)
+        if cell is None:
+            raise ArtifactError(f"{GOLDEN_NAME}: no prefill cell reaches position {start}")
+        count = min(cell.query_rows, len(prompt) - start)
+        step = empty_step(cell, 0)
+        step.tokens[0, :count] = prompt[start : start + count]
+        step.length[0] = start
+        step.valid[0] = step.forced[0] = count
+        logits = _logits(backend, step, 0)
+        start += count
+    if logits is None:
+        raise ArtifactError(f"{GOLDEN_NAME}: an empty prompt")
+    return logits
+
+
+def _decode(backend: Backend, token: int, length: int, cells: Sequence[Cell], slots: int) -> Float32s:
+    window = choose_decode_window(cells, [DecodeCandidate(0, length, 1, 0)], slots=slots, any_first_slot=False)
+    if window is None:
+        raise ArtifactError(f"{GOLDEN_NAME}: no decode cell serves position {length}")
+    step = empty_step(window.cell, window.first_slot)
+    step.tokens[0, 0] = token
+    step.length[0] = length
+    step.valid[0] = step.forced[0] = 1
+    return _logits(backend, step, 0)
+
+
+def _logits(backend: Backend, step: StepInputs, row: int) -> Float32s:
+    logits = backend.launch(replace(step, want_logits=True)).result().logits
+    if logits is None:
+        raise GoldenMismatch(f"backend {backend.name} returned no logits for {step.cell.label}")
+    first: Float32s = logits[row, 0]
+    return first
+
+
+def _case(case: Mapping[str, Any]) -> GoldenCase:
+    steps = tuple(
+        GoldenStep(
+            token=int(step["token"]),
+            position=int(step["position"]),
+            top_ids=tuple(int(token) for token in step["top_ids"]),
+            indices=tuple(int(index) for index in step["indices"]),
+            values=tuple(float(value) for value in step["values"]),
+            norm=float(step["norm"]),
+        )
+        for step in case["steps"]
+    )
+    for step in steps:
+        if not step.indices or len(step.indices) != len(step.values) or not step.top_ids or min(step.indices) < 0:
+            raise ValueError(f"position {step.position}: {len(step.indices)} indices, {len(step.values)} values")
+        if not np.isfinite([*step.values, step.norm]).all():
+            raise ValueError(f"position {step.position}: a value is not finite")
+    prompt = tuple(int(token) for token in case["prompt_ids"])
+    if not prompt or not steps:
+        raise ValueError("a case without prompt or steps")
+    return GoldenCase(prompt, steps)

@@ -1,0 +1,166 @@
+"""From an artifact directory to everything the engine runs on. Refuses early: files and numbers first, backend last.
+
+`plan_loading` reads and checks on the caller's thread; `open_runtime` opens the backend, on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from edgert.backends import resolve
+from edgert.backends.base import Backend, Setup
+from edgert.cells import Cell
+from edgert.config import CONFIG_NAME, RuntimeConfig, load_config, parse_config
+from edgert.errors import ConfigError
+from edgert.golden import Golden, check_golden, load_golden
+from edgert.integrity import check_files, require_complete
+from edgert.manifest import Manifest, load_manifest
+from edgert.policy import Ratio
+from edgert.scheduler import Limits
+from edgert.slots import SlotTable, slots_to_allocate
+from edgert.worker import Drafter, Worker
+
+if TYPE_CHECKING:
+    from edgert.text import TextCodec
+
+CONFIG_KEYS = tuple(field.name for field in fields(RuntimeConfig))
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What an Engine runs on.
+
+    slots            sequences at once; limits.slots counts the reserved ones too
+    vocabulary_size  prompt ids lie below it; token_limit: sampled ids do
+    text             None: ids only
+    """
+
+    backend: Backend
+    limits: Limits
+    slots: int
+    cache_tokens: int
+    vocabulary_size: int
+    token_limit: int
+    eos_token_ids: tuple[int, ...]
+    queue_limit: int
+    text: TextCodec | None
+    description: Mapping[str, Any]
+    memory_bytes: Mapping[str, int]
+    drafter: Drafter | None = None
+
+    def worker(self, clock: Callable[[], float]) -> Worker:
+        table = SlotTable(
+            self.slots,
+            allocated=self.limits.slots,
+            context_tokens=self.limits.context_tokens,
+            cache_tokens=self.cache_tokens,
+        )
+        return Worker(self.backend, self.limits, table, token_limit=self.token_limit, clock=clock, drafter=self.drafter)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """An artifact that was read and checked, and how to open it."""
+
+    directory: Path
+    manifest: Manifest
+    config: RuntimeConfig
+    cells: tuple[Cell, ...]
+    text: TextCodec
+    golden: Golden | None
+    options: Mapping[str, Any]
+
+
+def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
+    """Read and check everything but the engine. Raises ArtifactError or ConfigError.
+
+    overrides: scheduler.yaml's keys; `verify_files=False` compares sizes and not hashes; others go to the backend.
+    """
+    from edgert.text import TextCodec
+
+    manifest = load_manifest(directory)
+    options = dict(overrides)
+    check_files(directory, manifest, "full" if options.pop("verify_files", True) else "sizes")
+    require_complete(manifest, directory)
+    changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
+    config = load_config(directory, manifest)
+    if changed:
+        config = _overridden(directory, manifest, changed)
+    return Loading(
+        directory=directory,
+        manifest=manifest,
+        config=config,
+        cells=config.select_cells(manifest),
+        text=TextCodec.from_artifact(directory, manifest),
+        golden=load_golden(directory) if config.check_golden_at_load else None,
+        options={"enable_cuda_graph": config.enable_cuda_graph, **options},
+    )
+
+
+def open_runtime(loading: Loading) -> Runtime:
+    """Open the backend, warm it up, compare it with the golden vectors. Raises BackendError or GoldenMismatch."""
+    manifest, config = loading.manifest, loading.config
+    slots = slots_to_allocate(config.slots, [cell.batch for cell in loading.cells if cell.kind == "decode"])
+    setup = Setup(
+        artifact=loading.directory,
+        cells=loading.cells,
+        slots=slots,
+        cache_tokens=manifest.cache_tokens,
+        token_limit=manifest.model.token_limit,
+        states=manifest.states,
+        options=loading.options,
+        manifest=manifest,
+    )
+    backend = resolve(manifest.backend.name)(setup)
+    try:
+        limits = Limits(
+            cells=loading.cells,
+            slots=slots,
+            context_tokens=config.context_tokens,
+            any_first_slot=backend.any_first_slot,
+            chunked_prefill=config.enable_chunked_prefill,
+            ratio=Ratio(
+                config.prefill_decode_ratio_range[0], config.prefill_decode_ratio, config.prefill_decode_ratio_range[1]
+            ),
+        )
+        if config.warm_up:
+            backend.warm_up()
+        if loading.golden is not None:
+            check_golden(
+                backend, loading.golden, cells=loading.cells, slots=slots, context_tokens=config.context_tokens
+            )
+        return Runtime(
+            backend=backend,
+            limits=limits,
+            slots=config.slots,
+            cache_tokens=manifest.cache_tokens,
+            vocabulary_size=manifest.model.vocabulary_size,
+            token_limit=manifest.model.token_limit,
+            eos_token_ids=manifest.model.eos_token_ids,
+            queue_limit=config.queue_limit,
+            text=loading.text,
+            description=backend.describe(),
+            memory_bytes=backend.memory(),
+        )
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _overridden(directory: Path, manifest: Manifest, changed: Mapping[str, Any]) -> RuntimeConfig:
+    """scheduler.yaml with some keys changed, read as strictly as the file itself."""
+    document = yaml.safe_load((directory / CONFIG_NAME).read_text("utf-8"))
+    document["runtime"]["prefill_decode_ratio"] = f"1:{load_config(directory, manifest).prefill_decode_ratio}"
+    document["runtime"].update(
+        {key: list(value) if isinstance(value, (tuple, list)) else value for key, value in changed.items()}
+    )
+    try:
+        text = yaml.safe_dump(document, sort_keys=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"an override is not plain data: {str(error).splitlines()[0]}") from None
+    return parse_config(text, manifest)

@@ -1,0 +1,141 @@
+"""What a request and the engine measured, with vLLM's definitions. The clock is passed in by whoever records.
+
+TTFT   first token − arrival (waiting in the queue counts)
+ITL    gaps between the moments at which tokens reached the caller; tokens of one step share a moment
+TPOT   (latency − TTFT) / (n − 1) for n output tokens; undefined (None) for n = 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request. draft_*: proposed and accepted by verification (0 without drafts)."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    draft_proposed: int = 0
+    draft_accepted: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """One request's times in engine-clock seconds; None where that moment was never reached."""
+
+    task: str | None
+    arrival_s: float
+    admitted_s: float | None
+    token_s: tuple[float, ...]
+    finished_s: float
+    usage: Usage
+
+    @property
+    def latency_ms(self) -> float:
+        return (self.finished_s - self.arrival_s) * 1e3
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return (self.token_s[0] - self.arrival_s) * 1e3 if self.token_s else None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        if len(self.token_s) < 2:
+            return None
+        return (self.token_s[-1] - self.token_s[0]) * 1e3 / (len(self.token_s) - 1)
+
+    @property
+    def itl_ms(self) -> tuple[float, ...]:
+        return tuple((after - before) * 1e3 for before, after in zip(self.token_s, self.token_s[1:], strict=False))
+
+    @property
+    def queue_ms(self) -> float:
+        return ((self.finished_s if self.admitted_s is None else self.admitted_s) - self.arrival_s) * 1e3
+
+    @property
+    def prefill_ms(self) -> float:
+        """From the slot to the first token (or to the end, if there never was one)."""
+        if self.admitted_s is None:
+            return 0.0
+        return ((self.token_s[0] if self.token_s else self.finished_s) - self.admitted_s) * 1e3
+
+    @property
+    def decode_ms(self) -> float:
+        return (self.finished_s - self.token_s[0]) * 1e3 if self.token_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        itl = self.itl_ms
+        return {
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "itl_ms": {f"p{share}": percentile(itl, share) for share in (50, 90, 99)} if itl else None,
+            "latency_ms": self.latency_ms,
+            "phases": {"queue_ms": self.queue_ms, "prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms},
+        }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear interpolation between order statistics, as numpy.percentile; share in 0..100, values not empty."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """The engine at one moment: queues now, counters since it was loaded.
+
+    launches         steps by cell label
+    prompt_tokens    launched in prefill chunks; padded_prompt_tokens: rows of those chunks that carried nothing
+    output_tokens    delivered
+    decode_rows      batch rows launched in decode; idle_rows: those that were padding; discarded_rows: results that
+                     came for a request which had finished (the price of running ahead)
+    draft_*          proposed and accepted drafts
+    finished         requests by finish reason
+    rejected         requests refused at the door
+    """
+
+    state: str
+    waiting: int
+    prefilling: int
+    decoding: int
+    free_slots: int
+    launches: Mapping[str, int]
+    prompt_tokens: int
+    padded_prompt_tokens: int
+    output_tokens: int
+    decode_rows: int
+    idle_rows: int
+    discarded_rows: int
+    draft_proposed: int
+    draft_accepted: int
+    finished: Mapping[str, int]
+    rejected: int
+    memory_bytes: Mapping[str, int]
+
+
+@dataclass
+class Counters:
+    """The growing numbers behind EngineSnapshot. Written by the worker thread."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    padded_prompt_tokens: int = 0
+    output_tokens: int = 0
+    decode_rows: int = 0
+    idle_rows: int = 0
+    discarded_rows: int = 0
+    draft_proposed: int = 0
+    draft_accepted: int = 0

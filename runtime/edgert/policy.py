@@ -1,0 +1,122 @@
+"""Pure decisions on plain numbers: how many decode steps between chunks, whose chunk, which shape.
+
+Nothing here knows a queue, a clock or a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgert.cells import Cell
+
+# A waiting prefill is passed over at most this often in a row before it goes first. 3: a long prompt keeps at least a
+# quarter of the chunks whatever arrives, and a short one waits for three chunks at worst for each slot.
+PATIENCE = 3
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Decode steps after each prefill chunk while both wait: `base` at a backlog of two chunks, within [low, high]."""
+
+    low: int = 4
+    base: int = 6
+    high: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.base <= self.high:
+            raise ValueError(f"decode steps per chunk: {self.low} <= {self.base} <= {self.high} does not hold")
+
+
+def decode_steps_per_chunk(backlog_tokens: int, chunk_tokens: int, ratio: Ratio) -> int:
+    """r: one step fewer for each chunk of prompt tokens waiting, so that a backlog drains faster."""
+    chunks = -(-backlog_tokens // chunk_tokens)
+    return min(max(ratio.base + 2 - chunks, ratio.low), ratio.high)
+
+
+@dataclass(frozen=True)
+class PrefillCandidate:
+    """remaining, passed_over: as in requests.Prefilling. arrival: smaller came first."""
+
+    slot: int
+    remaining: int
+    passed_over: int
+    arrival: int
+
+
+def choose_prefill(candidates: Sequence[PrefillCandidate], *, patience: int = PATIENCE) -> PrefillCandidate:
+    """Shortest remaining prompt first, but whoever was passed over `patience` times goes before that, oldest first.
+
+    With n prompts in slots nobody waits for more than patience + n − 1 chunks of others in a row.
+    """
+    starving = [each for each in candidates if each.passed_over >= patience]
+    if starving:
+        return max(starving, key=lambda each: (each.passed_over, -each.arrival))
+    return min(candidates, key=lambda each: (each.remaining, each.arrival))
+
+
+def choose_prefill_cell(cells: Iterable[Cell], start: int, remaining: int) -> Cell | None:
+    """The largest chunk while it is filled, then the smallest that holds the tail; the smallest tier that serves it.
+
+    A tier serves a chunk when it covers the real rows (padding is never read). None: no cell reaches position `start`.
+    """
+    usable = [
+        cell for cell in cells if cell.kind == "prefill" and cell.kv_tier >= start + min(cell.query_rows, remaining)
+    ]
+    if not usable:
+        return None
+    largest = max(cell.query_rows for cell in usable)
+    enough = [cell.query_rows for cell in usable if cell.query_rows >= remaining]
+    rows = largest if remaining >= largest else min(enough)
+    return min((cell for cell in usable if cell.query_rows == rows), key=lambda cell: cell.kv_tier)
+
+
+@dataclass(frozen=True)
+class DecodeCandidate:
+    """One decoding sequence. length: positions committed before this step; last_launch: number of its latest launch."""
+
+    slot: int
+    length: int
+    rows: int
+    last_launch: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A decode shape, where it lies (batch row b is slot first_slot + b), and the slots that take part."""
+
+    cell: Cell
+    first_slot: int
+    slots: tuple[int, ...]
+
+
+def choose_decode_window(
+    cells: Iterable[Cell], candidates: Sequence[DecodeCandidate], *, slots: int, any_first_slot: bool
+) -> Window | None:
+    """The window that serves most sequences, the longest unserved one among them; of those the cheapest.
+
+    slots           slots allocated: a window stays below
+    any_first_slot  False: only batch 1 may start anywhere, larger windows start at slot 0
+    Cheapest: fewest batch rows, then the smallest tier, then the fewest query rows. A sequence inside the window that
+    the tier or the rows do not serve stays idle and is the longest unserved one soon. None: no cell serves that one.
+    """
+    due = min(candidates, key=lambda each: (each.last_launch, each.slot))
+    best: tuple[tuple[int, ...], Window] | None = None
+    for cell in cells:
+        if cell.kind != "decode" or cell.batch > slots:
+            continue
+        floating = any_first_slot or cell.batch == 1
+        for first in range(slots - cell.batch + 1) if floating else (0,):
+            served = [
+                each
+                for each in candidates
+                if first <= each.slot < first + cell.batch
+                and each.rows <= cell.query_rows
+                and each.length + each.rows <= cell.kv_tier
+            ]
+            if due not in served:
+                continue
+            key = (-len(served), cell.batch, cell.kv_tier, cell.query_rows, first)
+            if best is None or key < best[0]:
+                best = (key, Window(cell, first, tuple(sorted(each.slot for each in served))))
+    return best[1] if best else None

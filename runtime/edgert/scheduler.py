@@ -1,0 +1,186 @@
+"""What to launch next: a pure function from the queues to a StepPlan. Deciding changes nothing; the worker commits.
+
+One prefill chunk, then r decode steps while somebody decodes (r: policy.decode_steps_per_chunk), so the longest gap
+between two tokens of a stream is one chunk plus one step. Without chunked prefill a prompt's chunks run back to back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from edgert.cells import Cell
+from edgert.errors import ConfigError
+from edgert.policy import (
+    DecodeCandidate,
+    PrefillCandidate,
+    Ratio,
+    Window,
+    choose_decode_window,
+    choose_prefill,
+    choose_prefill_cell,
+    decode_steps_per_chunk,
+)
+from edgert.requests import Decoding, Prefilling
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What does not change while the engine runs.
+
+    cells            what may be launched
+    slots            slots allocated, reserved ones included
+    context_tokens   prompt and output positions of one sequence
+    any_first_slot   see backends.base.Backend
+    chunked_prefill  False: nothing decodes between the chunks of a prompt
+    """
+
+    cells: tuple[Cell, ...]
+    slots: int
+    context_tokens: int
+    any_first_slot: bool = True
+    chunked_prefill: bool = True
+    ratio: Ratio = field(default_factory=Ratio)
+
+    def __post_init__(self) -> None:
+        """Every length 1..context_tokens must be servable in every slot, or a request could get stuck half-way."""
+        for kind in ("prefill", "decode"):
+            tiers = [cell.kv_tier for cell in self.cells if cell.kind == kind and self._reaches(cell)]
+            if max(tiers, default=0) < self.context_tokens:
+                raise ConfigError(
+                    f"no {kind} cell that reaches every slot serves {self.context_tokens} positions; "
+                    f"the largest tier is {max(tiers, default=0)}",
+                    hint="lower context_tokens or add the cell to the plan",
+                )
+
+    def _reaches(self, cell: Cell) -> bool:
+        floating = self.any_first_slot or cell.batch == 1
+        return cell.batch <= self.slots and (floating or cell.batch == self.slots)
+
+    @property
+    def largest_chunk(self) -> int:
+        return max(cell.query_rows for cell in self.cells if cell.kind == "prefill")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The scheduler's whole memory: decode steps launched since the last chunk, and who is in an unbroken prefill."""
+
+    decode_steps: int = 0
+    unbroken: int | None = None  # slot whose prompt runs back to back (chunked_prefill off)
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """One chunk: prompt tokens [start, start + tokens) of the request in `slot`."""
+
+    cell: Cell
+    slot: int
+    start: int
+    tokens: int
+    pace: Pace
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One decode step for `slots`, in the window that starts at first_slot. drafts: slot → tokens to verify."""
+
+    cell: Cell
+    first_slot: int
+    slots: tuple[int, ...]
+    drafts: dict[int, tuple[int, ...]]
+    pace: Pace
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """Nothing can be launched until the oldest step in flight is read."""
+
+
+StepPlan: TypeAlias = PrefillPlan | DecodePlan | CollectPlan
+
+
+def plan_step(
+    limits: Limits,
+    pace: Pace,
+    prefilling: Sequence[Prefilling],
+    decoding: Sequence[Decoding],
+    *,
+    waiting_tokens: int = 0,
+    drafts: dict[int, tuple[int, ...]] | None = None,
+) -> StepPlan | None:
+    """The next step, or None when there is nothing to do.
+
+    waiting_tokens  prompt tokens of requests without a slot: they count as backlog
+    drafts          slot → proposed tokens, for decoding slots whose last token the host knows
+    """
+    ready = [each for each in decoding if can_decode(each, limits.context_tokens)]
+    blocked = any(each.in_flight and not each.certain for each in ready)
+    chunk_next = bool(prefilling)
+    if prefilling and ready and pace.unbroken is None:
+        backlog = waiting_tokens + sum(each.remaining for each in prefilling)
+        chunk_next = pace.decode_steps >= decode_steps_per_chunk(backlog, limits.largest_chunk, limits.ratio)
+    if chunk_next:
+        return _plan_chunk(limits, pace, prefilling)
+    if ready and not blocked:
+        return _plan_decode(limits, pace, ready, drafts or {})
+    return CollectPlan() if any(each.in_flight for each in decoding) else None
+
+
+def can_decode(state: Decoding, context_tokens: int) -> bool:
+    """Whether one more step can yield a token that is wanted: room in the context, fewer than max_tokens launched."""
+    return state.launched_outputs < state.request.params.max_tokens and state.launched_length < context_tokens
+
+
+def drafts_allowed(state: Decoding, context_tokens: int) -> int:
+    """Drafts worth verifying: accepted ones and the bonus token must stay within max_tokens and the context."""
+    tokens_left = state.request.params.max_tokens - state.outputs
+    return max(0, min(tokens_left - 1, context_tokens - state.length - 1))
+
+
+def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) -> PrefillPlan:
+    by_slot = {each.slot: each for each in prefilling}
+    if pace.unbroken in by_slot:
+        chosen = by_slot[pace.unbroken]
+    else:
+        candidates = [
+            PrefillCandidate(each.slot, each.remaining, each.passed_over, each.request.id) for each in prefilling
+        ]
+        chosen = by_slot[choose_prefill(candidates).slot]
+    cell = choose_prefill_cell(limits.cells, chosen.launched, chosen.remaining)
+    if cell is None:
+        raise ConfigError(f"no prefill cell reaches position {chosen.launched} of a prompt")
+    tokens = min(cell.query_rows, chosen.remaining)
+    more = not limits.chunked_prefill and tokens < chosen.remaining
+    return PrefillPlan(cell, chosen.slot, chosen.launched, tokens, Pace(0, chosen.slot if more else None))
+
+
+def _plan_decode(
+    limits: Limits, pace: Pace, ready: Sequence[Decoding], proposed: dict[int, tuple[int, ...]]
+) -> DecodePlan:
+    drafts = {
+        each.slot: proposed.get(each.slot, ())[: drafts_allowed(each, limits.context_tokens)]
+        for each in ready
+        if not each.in_flight
+    }
+
+    def window(drafts: dict[int, tuple[int, ...]]) -> Window | None:
+        candidates = [
+            DecodeCandidate(each.slot, each.launched_length, 1 + len(drafts.get(each.slot, ())), each.last_launch)
+            for each in ready
+        ]
+        return choose_decode_window(limits.cells, candidates, slots=limits.slots, any_first_slot=limits.any_first_slot)
+
+    chosen = window(drafts)
+    if chosen is None or len(chosen.slots) < len(ready):
+        # Drafts must not cost anybody a step: drop them where no cell has rows enough for all.
+        drafts = {}
+        chosen = window(drafts)
+    if chosen is None:
+        longest = max(each.launched_length for each in ready)
+        raise ConfigError(f"no decode cell serves a sequence of {longest} positions")
+    kept = {slot: tokens for slot, tokens in drafts.items() if slot in chosen.slots and tokens}
+    return DecodePlan(
+        chosen.cell, chosen.first_slot, chosen.slots, kept, replace(pace, decode_steps=pace.decode_steps + 1)
+    )

@@ -1,0 +1,225 @@
+"""The loop that owns the backend: take in commands, plan, launch, collect, commit. One thread runs it, nobody else.
+
+`step()` is the whole engine. It knows states, slots and plans; it does not know text, files or threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgert.backends.base import Backend, StepInputs, StepOutputs, Ticket
+from edgert.metrics import Counters
+from edgert.output import Output
+from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Request, Waiting
+from edgert.scheduler import CollectPlan, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
+from edgert.slots import SlotTable
+from edgert.step import cut, decode_inputs, prefill_inputs, read_row
+
+
+class Drafter(Protocol):
+    """Proposes tokens on the host, e.g. by prompt lookup. A drafter on the device belongs to the backend."""
+
+    def propose(self, request: Request, outputs: Sequence[int], limit: int) -> Sequence[int]:
+        """At most `limit` tokens that may follow prompt and outputs."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step in flight. rows: batch row → the request that took part and whether its token counts."""
+
+    step: StepInputs
+    ticket: Ticket
+    rows: dict[int, int]
+    samples: bool
+
+
+class Worker:
+    """Queues, slots and the steps in flight. Every method is called on the thread that owns the backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        slots: SlotTable,
+        *,
+        token_limit: int,
+        clock: Callable[[], float],
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self._backend = backend
+        self._limits = limits
+        self._slots = slots
+        self._token_limit = token_limit
+        self._clock = clock
+        self._drafter = drafter
+        self._pace = Pace()
+        self._launches = 0
+        self._waiting: deque[Waiting] = deque()
+        self._active: dict[int, Prefilling | Decoding] = {}  # by slot
+        self._outputs: dict[int, Output] = {}  # by request id
+        self._flying: deque[Launched] = deque()
+
+    def add(self, output: Output) -> None:
+        """Put a request at the end of the queue."""
+        self._outputs[output.request.id] = output
+        self._waiting.append(Waiting(output.request))
+
+    def cancel(self, request_id: int) -> None:
+        """End a request wherever it is; its slot is free at once, a step of it in flight is discarded."""
+        if request_id in self._outputs:
+            self._end(Finished(self._outputs[request_id].request, "cancelled"))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._active or self._flying)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def queues(self) -> tuple[int, int, int, int]:
+        """Waiting, prefilling, decoding, free slots."""
+        prefilling = sum(isinstance(state, Prefilling) for state in self._active.values())
+        return len(self._waiting), prefilling, len(self._active) - prefilling, self._slots.free
+
+    def step(self) -> None:
+        """One turn: admit, plan, launch; collect what the backend does not let run ahead; commit what came."""
+        self._admit()
+        prefilling = [state for state in self._active.values() if isinstance(state, Prefilling)]
+        decoding = [state for state in self._active.values() if isinstance(state, Decoding)]
+        plan = plan_step(
+            self._limits,
+            self._pace,
+            prefilling,
+            decoding,
+            waiting_tokens=sum(len(each.request.prompt_ids) for each in self._waiting),
+            drafts=self._propose(decoding),
+        )
+        if isinstance(plan, PrefillPlan):
+            self._launch_chunk(plan, prefilling)
+        elif isinstance(plan, DecodePlan):
+            self._launch_decode(plan)
+        nothing_to_launch = plan is None or isinstance(plan, CollectPlan)
+        while self._flying and (nothing_to_launch or len(self._flying) > self._backend.run_ahead):
+            self._collect()
+            nothing_to_launch = False
+
+    def fail(self, error: Exception) -> None:
+        """End every request with `error`; the backend is not touched again."""
+        self._flying.clear()
+        self._end_all("error", error)
+
+    def stop(self) -> None:
+        """End every request as cancelled and wait for the steps in flight."""
+        self._end_all("cancelled", None)
+        while self._flying:
+            self._flying.popleft().ticket.result()
+
+    def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
+        for output in tuple(self._outputs.values()):
+            self._end(Finished(output.request, reason, error))
+
+    def _admit(self) -> None:
+        while self._waiting and self._slots.free:
+            waiting = self._waiting.popleft()
+            slot = self._slots.take(waiting.request.id)
+            self._backend.reset_slot(slot)
+            self._active[slot] = waiting.admit(slot)
+            self._outputs[waiting.request.id].admitted_s = self._clock()
+
+    def _propose(self, decoding: Sequence[Decoding]) -> dict[int, tuple[int, ...]]:
+        if self._drafter is None:
+            return {}
+        proposals = {}
+        for state in decoding:
+            limit = drafts_allowed(state, self._limits.context_tokens)
+            if not state.in_flight and limit:
+                outputs = self._outputs[state.request.id].tokens
+                proposals[state.slot] = tuple(self._drafter.propose(state.request, outputs, limit))[:limit]
+        return proposals
+
+    def _launch_chunk(self, plan: PrefillPlan, prefilling: Sequence[Prefilling]) -> None:
+        for each in prefilling:
+            if each.slot != plan.slot:
+                self._active[each.slot] = each.passed()
+            else:
+                step = prefill_inputs(plan, each)
+                after = each.chunk(plan.tokens, self._launches + 1)
+                self._active[plan.slot] = after
+                self._launch(step, {0: each.request.id}, samples=isinstance(after, Decoding))
+        self._pace = plan.pace
+        self.counters.prompt_tokens += plan.tokens
+        self.counters.padded_prompt_tokens += plan.cell.query_rows - plan.tokens
+
+    def _launch_decode(self, plan: DecodePlan) -> None:
+        states = {slot: state for slot, state in self._active.items() if isinstance(state, Decoding)}
+        step = decode_inputs(plan, states, self._slots.written)
+        for slot in plan.slots:
+            self._active[slot] = states[slot].launch(len(plan.drafts.get(slot, ())), self._launches + 1)
+        self._launch(step, {slot - plan.first_slot: states[slot].request.id for slot in plan.slots}, samples=True)
+        self._pace = plan.pace
+        self.counters.decode_rows += plan.cell.batch
+        self.counters.idle_rows += plan.cell.batch - len(plan.slots)
+
+    def _launch(self, step: StepInputs, rows: dict[int, int], *, samples: bool) -> None:
+        owners = {step.first_slot + row: request_id for row, request_id in rows.items()}
+        self._slots.check(step, owners)
+        ticket = self._backend.launch(step)
+        self._launches += 1
+        for row in rows:
+            drafts = int(step.valid[row] - step.forced[row])
+            self._slots.launched(step.first_slot + row, int(step.forced[row]), drafts)
+        self._flying.append(Launched(step, ticket, rows, samples))
+        self.counters.launches[step.cell.label] += 1
+
+    def _collect(self) -> None:
+        """Read the oldest step in flight. Rows whose request has ended meanwhile are discarded."""
+        launched = self._flying.popleft()
+        outputs = launched.ticket.result()
+        if not launched.samples:
+            return
+        for row, request_id in launched.rows.items():
+            state = self._active.get(launched.step.first_slot + row)
+            if isinstance(state, Decoding) and state.request.id == request_id:
+                self._commit(state, launched.step, outputs, row)
+            else:
+                self.counters.discarded_rows += 1
+
+    def _commit(self, state: Decoding, step: StepInputs, outputs: StepOutputs, row: int) -> None:
+        outcome = read_row(step, outputs, row, self._token_limit)
+        drafts = int(step.valid[row] - step.forced[row])
+        if drafts:
+            self._slots.settle(state.slot, outcome.accepted)
+        output = self._outputs[state.request.id]
+        output.draft_proposed += drafts
+        output.draft_accepted += outcome.accepted
+        self.counters.draft_proposed += drafts
+        self.counters.draft_accepted += outcome.accepted
+        tokens, at_stop_token = cut(state.request, state.outputs, outcome.tokens)
+        after = state.collect(outcome.accepted, outcome.tokens[-1])
+        self._active[state.slot] = after
+        matched = output.push(tokens, ends_with_stop_token=at_stop_token, now_s=self._clock())
+        self.counters.output_tokens += len(tokens)
+        if at_stop_token or matched:
+            self._end(Finished(state.request, "stop"), matched=matched)
+        elif after.outputs >= state.request.params.max_tokens or after.length >= self._limits.context_tokens:
+            self._end(Finished(state.request, "length"))
+        else:
+            output.send()
+
+    def _end(self, finished: Finished, *, matched: bool = False) -> None:
+        request = finished.request
+        self._waiting = deque(each for each in self._waiting if each.request.id != request.id)
+        for slot, state in tuple(self._active.items()):
+            if state.request.id == request.id:
+                del self._active[slot]
+                self._slots.release(slot, request.id)
+        output = self._outputs.pop(request.id)
+        self.counters.finished[finished.reason] += 1
+        output.finish(finished.reason, matched=matched, now_s=self._clock(), error=finished.error)
