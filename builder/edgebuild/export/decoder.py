@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +9,19 @@ from typing import Any, Protocol
 
 import onnx_ir
 import torch
-from onnxscript import optimizer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgebuild.errors import ExportError
-from edgebuild.export.forms import Forms, functions, translation_table
+from edgebuild.export.forms import Forms
+from edgebuild.export.trace import simplify, trace
 from edgebuild.export.weights import WeightFile
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.decoder import Decoder, State
 
-OPSET = 24
 _INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 _OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_FOLD_LIMIT = 1024  # elements: constants are folded, weights are never read by the optimiser
 Progress = Callable[[str, float], None]
 
 
@@ -78,12 +73,12 @@ def export_decoder(
         decoder = Decoder(config, cache_tokens=cache_tokens, token_limit=token_limit, dtype=dtype)
     decoder.eval()
     progress("trace", 0.0)
-    model = _trace(decoder, forms)
+    model = _trace_decoder(decoder, forms)
     progress("trace", 1.0)
     weights_path = directory / "decoder.weights"
     with WeightFile(weights_path) as file:
         _stream(model, decoder, weights, file, progress)
-    _simplify(model)
+    simplify(model)
     _name_boundary(model, decoder.states())
     path = directory / "decoder.onnx"
     onnx_ir.save(model, path)
@@ -98,7 +93,7 @@ def export_decoder(
     )
 
 
-def _trace(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
+def _trace_decoder(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
     batch, rows = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("rows", min=1, max=65536)
     tier, logit_rows = torch.export.Dim("tier", min=1, max=1 << 22), torch.export.Dim("logit_rows", min=1, max=64)
     # sizes of the example: unequal, and none of them 1, so that no dimension is taken for a constant or for another
@@ -117,30 +112,7 @@ def _trace(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
         )
     one = {0: batch}
     dynamic = ({0: batch, 1: rows}, one, one, one, {0: tier}, {0: batch, 1: logit_rows}, one, one, one)
-    try:
-        with _quiet():
-            program = torch.export.export(
-                decoder,
-                arguments,
-                dynamic_shapes=(*dynamic, [one] * len(states)),
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
-            exported = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                custom_translation_table=translation_table(forms),
-                optimize=False,
-                verbose=False,
-            )
-    except Exception as error:  # torch raises many kinds here; each means the same to the user
-        raise ExportError(
-            f"torch could not export the {decoder.config.family} decoder: {error}",
-            hint="this is a fault of edgebuild or of the installed torch; please report it with the config.json",
-        ) from error
-    if exported is None:
-        raise ExportError("torch.onnx.export returned nothing")
-    return exported.model
+    return trace(decoder, arguments, (*dynamic, [one] * len(states)), forms)
 
 
 def _stream(
@@ -159,19 +131,6 @@ def _stream(
     missing = parameters.keys() - set(pending)
     if missing:
         raise ExportError(f"the exported graph lost parameters: {', '.join(sorted(missing))}")
-
-
-def _simplify(model: onnx_ir.Model) -> None:
-    """Inline functions, fold constants and drop what nobody reads."""
-    for function in functions(OPSET):
-        model.functions.setdefault(function.identifier(), function)
-    with _quiet():
-        optimizer.optimize_ir(model, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT)
-    model.producer_name, model.producer_version = "edgebuild", None
-    model.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()  # stack traces with paths of the building machine
-        node.doc_string = None
 
 
 def _name_boundary(model: onnx_ir.Model, states: tuple[State, ...]) -> None:
@@ -222,19 +181,3 @@ def _describe(value: Any) -> TensorInfo:
     }
     shape = tuple(d if isinstance(d, int) else str(d.value) for d in value.shape)
     return TensorInfo(value.name, names[value.dtype], shape)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporter warns about its own internals; none of it is for the user."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
