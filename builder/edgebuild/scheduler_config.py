@@ -51,7 +51,10 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
     prefill, decode, draft, ratio = plan.prefill, plan.decode, plan.draft, plan.ratio
     chunks, tiers = prefill.padding, decode.tiers
     values: dict[str, tuple[Any, str]] = {
-        "enable_chunked_prefill": (True, "false: a prompt's chunks run back to back and nothing decodes between them"),
+        "enable_chunked_prefill": (
+            plan.limits.enable_chunked_prefill,
+            "false: a prompt's chunks run back to back and nothing decodes between them",
+        ),
         "max_prefill_chunk_size": (
             chunks.sizes[-1],
             "rows; the one that minimises padded tokens + launch cost x launches over the traffic, a launch costing "
@@ -59,7 +62,10 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
         ),
         "prefill_decode_ratio": (f"1:{ratio.start}", f"one chunk, then decode steps; {ratio.reason}"),
         "prefill_decode_ratio_range": ([ratio.low, ratio.high], "the ratio follows the backlog between these two"),
-        "enable_cuda_graph": (True, "false: every cell runs eager; without effect on the onnxruntime backend"),
+        "enable_cuda_graph": (
+            plan.limits.enable_cuda_graph,
+            "false: every cell runs eager; without effect on the onnxruntime backend",
+        ),
         "graph_bucket_sizes": (
             list(chunks.sizes),
             f"rows; by dynamic programming over {plan.traffic.requests:,} prompts of {plan.traffic.name}: "

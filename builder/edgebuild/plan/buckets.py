@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgebuild.plan.partition import min_cost_partitions
+from edgebuild.plan.partition import UNREACHABLE, min_cost_partitions
 
 Counts = npt.NDArray[np.int64]
 
@@ -80,10 +80,12 @@ def padding_of(prompt_counts: Counts, sizes: Sequence[int]) -> Padding:
     )
 
 
-def best_sizes(prompt_counts: Counts, largest: int, max_count: int, granularity: int = 1) -> list[Padding]:
+def best_sizes(
+    prompt_counts: Counts, largest: int, max_count: int, granularity: int = 1, smallest: int = 1
+) -> list[Padding]:
     """The sizes with the least padding for a given largest chunk: entry n-1 uses at most n sizes.
 
-    Sizes are multiples of `granularity`, which must divide `largest`.
+    Sizes are multiples of `granularity`, which must divide `largest`, and at least `smallest`.
     """
     if largest % granularity:
         raise ValueError(f"largest chunk {largest} is not a multiple of {granularity}")
@@ -100,8 +102,11 @@ def best_sizes(prompt_counts: Counts, largest: int, max_count: int, granularity:
     cost = ends[None, :] * (requests_up_to[None, :] - requests_up_to[:, None]) - (
         tokens_up_to[None, :] - tokens_up_to[:, None]
     )
+    cost[:, (ends < smallest) & (ends < largest)] = UNREACHABLE
     results: list[Padding] = []
-    for _, cuts in min_cost_partitions(cost, max_count):
+    for total, cuts in min_cost_partitions(cost, max_count):
+        if total >= UNREACHABLE:
+            break  # fewer sizes fit between the smallest and the largest than are allowed
         measured = padding_of(prompt_counts, [cut * granularity for cut in cuts])
         # a size that buys nothing is not taken: fewer sizes, same padding
         results.append(results[-1] if results and results[-1].padded_tokens <= measured.padded_tokens else measured)
@@ -115,6 +120,7 @@ def choose_chunks(
     max_count: int,
     launch_cost_tokens: float,
     granularity: int = 1,
+    smallest: int = 1,
 ) -> list[Padding]:
     """The best sizes over every candidate for the largest chunk: entry n-1 uses at most n sizes.
 
@@ -123,7 +129,7 @@ def choose_chunks(
     ordered = sorted(set(candidates))
     if not ordered:
         raise ValueError("no candidate for the largest chunk")
-    tables = [best_sizes(prompt_counts, largest, max_count, granularity) for largest in ordered]
+    tables = [best_sizes(prompt_counts, largest, max_count, granularity, smallest) for largest in ordered]
     return [
         min((table[n] for table in tables), key=lambda p: p.cost_tokens(launch_cost_tokens)) for n in range(max_count)
     ]

@@ -63,6 +63,15 @@ class CellChoice:
 
 
 @dataclass(frozen=True)
+class CellBudget:
+    """Cells at most: of prefill, of decode, and together."""
+
+    prefill: int
+    decode: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Demand:
     """What is asked of the cells, from the traffic and the limits.
 
@@ -87,45 +96,47 @@ def batch_sizes(slots: int, allowed: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({1} | {batch for batch in allowed if batch <= slots}))
 
 
-def choose_cells(demand: Demand, cost: CostModel, max_cells: int | None) -> CellChoice:
-    """The cheapest choice of at most `max_cells` cells (None: every useful cell) that serves every length.
+def choose_cells(demand: Demand, cost: CostModel, budget: CellBudget) -> CellChoice:
+    """The cheapest choice of cells within the budget that serves every length.
 
     Every count of chunk sizes and of tiers is tried; what the mandatory cells leave of the budget goes to the largest
     gain first. Choices within the padding target are preferred. Raises ValueError below two cells.
     """
-    if max_cells is None:
-        return _fill(demand, cost, demand.chunk_tables[-1], demand.tier_tables[-1], None)
-    demand = _within(demand, max_cells)
+    demand = _within(demand, budget)
     mandatory = len(demand.batches) * len(demand.decode_rows)
     seen: dict[tuple[tuple[int, ...], tuple[int, ...]], CellChoice] = {}
-    for chunks in demand.chunk_tables[: max_cells - mandatory]:
+    for chunks in demand.chunk_tables[: min(budget.prefill, budget.total - mandatory)]:
         for tiers in demand.tier_tables:
             key = (chunks.sizes, tiers.tiers)
             if key not in seen:
-                seen[key] = _fill(demand, cost, chunks, tiers, max_cells - mandatory - len(chunks.sizes))
+                choice = _fill(demand, cost, chunks, tiers, budget)
+                used = {item.cell.kv_tier for item in choice.cells if item.cell.kind == "decode"}
+                if used == set(tiers.tiers):  # else these tiers are not the best of their count: fewer were captured
+                    seen[key] = choice
     good = [choice for choice in seen.values() if choice.chunks.fraction <= demand.padding_target]
     return min(good or seen.values(), key=lambda choice: (choice.cost, len(choice.cells)))
 
 
-def _within(demand: Demand, max_cells: int) -> Demand:
+def _within(demand: Demand, budget: CellBudget) -> Demand:
     """Drop row variants, then middle batches, until the mandatory cells leave room for the chunk sizes aimed at."""
-    if max_cells < 2:
-        raise ValueError(f"{max_cells} cells: one prefill and one decode cell are the least that serves anything")
+    if min(budget.total - 1, budget.prefill, budget.decode) < 1:
+        raise ValueError(f"{budget}: one prefill and one decode cell are the least that serves anything")
     sizes = next((n for n, p in enumerate(demand.chunk_tables, 1) if p.fraction <= demand.padding_target), 1)
     batches, rows = demand.batches, demand.decode_rows
     for room in (sizes, 1):  # the padding target gives way before batch 1 does
-        while len(batches) * len(rows) + room > max_cells and (len(batches) > 1 or len(rows) > 1):
+        most = min(budget.decode, budget.total - room)
+        while len(batches) * len(rows) > most and (len(batches) > 1 or len(rows) > 1):
             if len(rows) > 1:
                 rows = rows[-1:]  # a wide cell runs fewer rows, not the reverse
             else:
                 batches = batches[:1] if len(batches) == 2 else (*batches[:-2], batches[-1])
-        if len(batches) * len(rows) + room <= max_cells:
+        if len(batches) * len(rows) <= most:
             break
     return replace(demand, batches=batches, decode_rows=rows)
 
 
-def _fill(demand: Demand, cost: CostModel, chunks: Padding, tiers: TierCost, spare: int | None) -> CellChoice:
-    """Mandatory cells at the top tier, then up to `spare` cells at lower tiers, largest gain first."""
+def _fill(demand: Demand, cost: CostModel, chunks: Padding, tiers: TierCost, budget: CellBudget) -> CellChoice:
+    """Mandatory cells at the top tier, then lower tiers, largest gain first, at most two tiers a chunk size."""
     top = tiers.tiers[-1]
     ends = chunk_ends(demand.prompt_counts, chunks.sizes)
     taken: dict[ShapeKey, list[int]] = {("prefill", 1, size): [top] for size in chunks.sizes}
@@ -150,14 +161,16 @@ def _fill(demand: Demand, cost: CostModel, chunks: Padding, tiers: TierCost, spa
         return moved * (cost.decode(batch, above) - cost.decode(batch, tier))
 
     gains: dict[tuple[ShapeKey, int], float] = {}
-    while spare is None or len(gains) < spare:
+    room = {"prefill": budget.prefill - len(chunks.sizes), "decode": budget.decode - len(taken) + len(chunks.sizes)}
+    for _ in range(budget.total - len(taken)):
         open_cells = [
             (key, tier)
             for key in taken
             for tier in tiers.tiers
-            if tier not in taken[key]
+            if room[key[0]] > 0
+            and tier not in taken[key]
             and tier >= key[2]
-            and (spare is None or key[0] == "decode" or len(taken[key]) < 2)
+            and (key[0] == "decode" or len(taken[key]) < 2)
         ]
         if not open_cells:
             break
@@ -165,6 +178,7 @@ def _fill(demand: Demand, cost: CostModel, chunks: Padding, tiers: TierCost, spa
         gain = saved(key, tier)
         if gain <= 0:
             break
+        room[key[0]] -= 1
         gains[key, tier] = gain
         taken[key].append(tier)
     return _choice(demand, cost, chunks, tiers, taken, gains, reach)

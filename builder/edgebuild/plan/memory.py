@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CACHE_GRANULARITY = 64
+MIB = 2**20
+MARGIN = "margin"  # label of the line that is left to the system
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Ledger:
     @property
     def needed_bytes(self) -> int:
         return sum(line.bytes for line in self.lines)
+
+    @property
+    def planned_bytes(self) -> int:
+        """What the runtime itself takes: everything but the margin."""
+        return sum(line.bytes for line in self.lines if line.label != MARGIN)
 
     @property
     def headroom_bytes(self) -> int:
@@ -172,7 +179,7 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
         ),
         LedgerLine("runtime", request.runtime_bytes, "libraries, device context, tokenizer, Python"),
         LedgerLine(
-            "margin",
+            MARGIN,
             int(request.device_bytes * request.margin_fraction),
             f"{request.margin_fraction:.0%} of {request.device_bytes:,} B left to the system",
         ),
@@ -224,8 +231,7 @@ def remedies(model: ModelShape, request: MemoryRequest) -> list[str]:
     size = f"1 slot, {least.context_tokens} context tokens, {least.precision}"
     if ledger.headroom_bytes >= 0:
         return [f"together: {size}, chunks of {least.largest_chunk} need {_human(ledger.needed_bytes)}"]
-    without_margin = ledger.needed_bytes - ledger.lines[-1].bytes
-    enough = int(without_margin / (1 - request.margin_fraction))
+    enough = int(ledger.planned_bytes / (1 - request.margin_fraction))
     return [f"no setting fits this model: {size} needs a device of {_human(enough)}; choose a smaller model"]
 
 
