@@ -35,7 +35,7 @@ Chat: TypeAlias = str | Sequence[Mapping[str, str]]
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs one artifact. Thread-safe. Use `Engine.load`; the constructor takes a runtime put together by hand (tests)."""
+    """Runs one artifact. Thread-safe. Use `Engine.load`; the constructor takes a runtime made by hand (tests)."""
 
     def __init__(self, open_: Callable[[], Runtime], *, clock: Callable[[], float] = time.perf_counter) -> None:
         """open_ is called on the engine's thread and may raise; the constructor waits for it and raises the same."""
