@@ -70,7 +70,7 @@ def objects(source: Source, builder: HistogramBuilder) -> Iterator[dict[str, Any
 
 
 def read_mooncake(source: Source, builder: HistogramBuilder) -> None:
-    """`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [...]}`; `type`, if any, is the task."""
+    """`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [...]}`; `type` is the task."""
     pending = _Pending(builder)
     for row in objects(source, builder):
         prompt, output = _length(row.get("input_length")), _length(row.get("output_length"))

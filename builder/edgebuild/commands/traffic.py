@@ -1,0 +1,167 @@
+"""`edgebuild traffic`: a trace into a histogram, with a table, bars and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from edgebuild.errors import TrafficError
+from edgebuild.traffic import Histogram, dump_histogram, read_traffic
+from edgebuild.traffic.histogram import percentile
+from edgebuild.traffic.picture import save_picture, text_bars
+
+PERCENTS = (10, 50, 90, 99, 100)
+LONG_READ_BYTES = 16 << 20
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="Write the histogram as YAML; a profile can name it.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw it: FILE.png or FILE.svg.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Model folder or tokenizer.json, for ShareGPT.")
+@click.option("--name", help="Name of the histogram.  [default: the file's name]")
+@click.option("--attribution", help="Licence and origin of the trace, kept in the histogram.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def traffic(
+    file: Path,
+    output: Path | None,
+    picture: Path | None,
+    tokenizer: Path | None,
+    name: str | None,
+    attribution: str | None,
+    as_json: bool,
+) -> None:
+    """Read a trace FILE and show what it says about prompt and output lengths.
+
+    The format is told by the content: Azure, BurstGPT, Mooncake, OpenAI batch output, llama.cpp server log, ShareGPT,
+    or a histogram written by this command.
+    """
+    console = Console(stderr=as_json)
+    with _progress(file, console) as progress:
+        histogram = read_traffic(file, tokenizer=_tokenizer(tokenizer), progress=progress)
+    histogram = _renamed(histogram, name, attribution)
+    if output is not None:
+        _write(output, dump_histogram(histogram))
+    if picture is not None:
+        save_picture(histogram, picture)
+    if as_json:
+        click.echo(json.dumps(summary(histogram), indent=2))
+    else:
+        _show(histogram, console)
+    for path in (output, picture):
+        if path is not None:
+            console.print(Text(f"wrote {path}"), soft_wrap=True)
+
+
+def summary(histogram: Histogram) -> dict[str, Any]:
+    """The histogram in numbers, for `--json`."""
+
+    def of(counts: Any, total: int) -> dict[str, float]:
+        shown: dict[str, float] = {f"p{percent}": percentile(counts, percent) for percent in PERCENTS[:-1]}
+        return {**shown, "max": percentile(counts, 100), "mean": round(total / histogram.requests, 2), "total": total}
+
+    contexts = histogram.decode_context_counts
+    return {
+        "name": histogram.name,
+        "source_sha256": histogram.source_sha256,
+        "attribution": histogram.attribution,
+        "requests": histogram.requests,
+        "skipped": dict(histogram.skipped),
+        "tasks": dict(histogram.tasks),
+        "prompt_tokens": of(histogram.prompt_counts, histogram.prompt_tokens),
+        "output_tokens": of(histogram.output_counts, histogram.output_tokens),
+        "decode_context_tokens": {
+            **{f"p{percent}": percentile(contexts, percent) for percent in PERCENTS[:-1]},
+            "max": percentile(contexts, 100),
+        },
+    }
+
+
+def _show(histogram: Histogram, console: Console) -> None:
+    table = Table(title=f"{histogram.name}: {histogram.requests:,} requests", title_justify="left")
+    table.add_column("tokens")
+    for percent in PERCENTS:
+        table.add_column("max" if percent == 100 else f"p{percent}", justify="right")
+    for label, counts in (
+        ("prompt", histogram.prompt_counts),
+        ("output", histogram.output_counts),
+        ("context, over decode steps", histogram.decode_context_counts),
+    ):
+        table.add_row(label, *(f"{percentile(counts, percent):,}" for percent in PERCENTS))
+    console.print(table)
+    for label, counts in (("prompt", histogram.prompt_counts), ("output", histogram.output_counts)):
+        console.print(Text(f"{label} tokens, share of requests"))
+        for line in text_bars(counts):
+            console.print(Text("  " + line), soft_wrap=True)
+    for task, requests in sorted(histogram.tasks.items(), key=lambda item: -item[1]):
+        console.print(Text(f"task {task}: {requests:,} requests"))
+    for reason, rows in histogram.skipped.items():
+        console.print(Text(f"skipped {rows:,} rows: {reason}", style="yellow"))
+    if histogram.attribution:
+        console.print(Text(histogram.attribution, style="dim"))
+
+
+def _tokenizer(path: Path | None) -> Callable[[str], int] | None:
+    """text -> tokens by a tokenizer.json, without the special tokens that a template would add."""
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise TrafficError(f"{file}: no such tokenizer", hint="give a folder with tokenizer.json, or that file")
+    try:
+        loaded = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise TrafficError(f"{file}: not a tokenizer: {error}") from error
+    loaded.no_truncation()
+
+    def count(text: str) -> int:
+        return len(loaded.encode(text, add_special_tokens=False).ids)
+
+    return count
+
+
+def _renamed(histogram: Histogram, name: str | None, attribution: str | None) -> Histogram:
+    changes: dict[str, Any] = {}
+    if name is not None:
+        changes["name"] = name
+    if attribution is not None:
+        changes["attribution"] = attribution
+    return dataclasses.replace(histogram, **changes)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file so that it is either whole or not there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise TrafficError(f"{path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _progress(file: Path, console: Console) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for a long read on a terminal; nothing for a short one or when nobody watches."""
+    if not console.is_terminal or not file.is_file() or file.stat().st_size < LONG_READ_BYTES:
+        yield None
+        return
+    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(file.name, total=file.stat().st_size)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
