@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_AGAIN = "index and shards are of different revisions: fetch them again"
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -57,7 +58,9 @@ class DirectoryCheckpoint(Checkpoint):
                 self._tensors[flat] = tensor
         self.skipped = tuple(sorted(skipped))
         self._refuse_packed()
-        beside = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES)
+        beside = ["config.json", "generation_config.json", *TOKENIZER_FILES]
+        if len(shards) > 1:
+            beside.append(_INDEX)
         present = [path / name for name in beside if (path / name).is_file()]
         self.files = tuple(sorted((SourceFile.at(file) for file in present + shards), key=lambda file: file.name))
 
@@ -112,10 +115,10 @@ class DirectoryCheckpoint(Checkpoint):
 
 def _stored_tensors(path: Path) -> tuple[list[Path], dict[str, StoredTensor]]:
     """The weight files, and every tensor under its stored name; an index is verified against the shards' headers."""
-    if (path / _INDEX).is_file():
-        return _from_index(path)
     single = path / _SINGLE
-    if not single.is_file():
+    if not single.is_file():  # where both exist the whole file wins, as in Transformers
+        if (path / _INDEX).is_file():
+            return _from_index(path)
         found = sorted(file for file in path.glob("*.safetensors") if file.is_file())
         if len(found) != 1:
             raise _no_weights(path, found)
@@ -146,18 +149,12 @@ def _from_index(path: Path) -> tuple[list[Path], dict[str, StoredTensor]]:
             stored[name] = tensor
     for name, shard in weight_map.items():
         if name not in stored:
-            raise CheckpointError(
-                f"{_INDEX} puts {name!r} into {shard}, but no shard holds it", hint="fetch the shards again"
-            )
+            raise CheckpointError(f"{_INDEX} puts {name!r} into {shard}, but no shard holds it", hint=_AGAIN)
         if (actual := stored[name].path.name) != shard:
-            raise CheckpointError(
-                f"{_INDEX} puts {name!r} into {shard}, but it is in {actual}", hint="fetch the index again"
-            )
+            raise CheckpointError(f"{_INDEX} puts {name!r} into {shard}, but it is in {actual}", hint=_AGAIN)
     for name, tensor in stored.items():
         if name not in weight_map:
-            raise CheckpointError(
-                f"{tensor.path.name} holds {name!r}, which {_INDEX} does not list", hint="fetch both again"
-            )
+            raise CheckpointError(f"{tensor.path.name} holds {name!r}, which {_INDEX} does not list", hint=_AGAIN)
     return [path / shard for shard in shard_names], stored
 
 

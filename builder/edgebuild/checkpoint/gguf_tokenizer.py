@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF, rebuilt as a `tokenizers` JSON: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
 
 A GGUF names its pre-tokenizer and leaves the expression to the reader. The expressions below are those of the published
-tokenizer.json files, as llama.cpp's src/llama-vocab.cpp quotes them; an unknown name is refused, because a wrong split gives
-other ids without any error.
+tokenizer.json files, as llama.cpp's src/llama-vocab.cpp quotes them; an unknown name is refused, because a wrong split
+gives other ids without any error.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _state(
 def _byte_level(metadata: Mapping[str, Any], texts: list[str], types: list[int]) -> dict[str, Any]:
     """Byte-level BPE, with merges in the file."""
     pre = metadata.get(_KEY + "pre")
-    if pre not in _SPLITS:
+    if not isinstance(pre, str) or pre not in _SPLITS:
         known = f"known: {', '.join(sorted(_SPLITS))}"
         if pre is None:
             known = (

@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from edgebuild.errors import CheckpointError
 
@@ -76,7 +76,7 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     if not isinstance(entry, dict):
         raise _damaged(path, f"the entry of {name!r} is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in _BITS:
+    if not isinstance(dtype, str) or dtype not in _BITS:
         raise CheckpointError(
             f"{path.name}: {name!r} has the unknown dtype {dtype!r}", hint=f"known: {', '.join(_BITS)}"
         )
@@ -91,7 +91,7 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     return StoredTensor(name, dtype, tuple(shape), start + begin, end - begin, path)
 
 
-def _whole_numbers(values: Any) -> bool:
+def _whole_numbers(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
