@@ -104,6 +104,7 @@ class ArtifactWriter:
         check_replaceable(self.target)
         aside = self.target.parent / f".{self.target.name}.{REPLACED}-{os.getpid()}"
         had_old = self.target.exists()
+        old_lock = _lock(self.target) if had_old else None  # another build's tidying must not take it for a leftover
         if had_old:
             self.target.rename(aside)
         try:
@@ -116,6 +117,8 @@ class ArtifactWriter:
         self._unlock()
         if had_old:
             shutil.rmtree(aside, ignore_errors=True)
+        if old_lock is not None:
+            os.close(old_lock)
         return self.target
 
     def commit(self, manifest: Manifest) -> Manifest:

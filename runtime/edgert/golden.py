@@ -6,19 +6,19 @@ Works on a backend directly, before any request: it uses slot 0 and leaves it re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgert.backends.base import Backend, Float32s, StepInputs
 from edgert.cells import Cell
 from edgert.errors import ArtifactError, GoldenMismatch
+from edgert.manifest_records import MAX_TOKENS, ModelInfo
 from edgert.policy import DecodeCandidate, choose_decode_window, choose_prefill_cell
 from edgert.step import empty_step
-from edgert.strictjson import parse_json, read_bounded
+from edgert.strictjson import Node, parse_json, read_bounded
 
 GOLDEN_NAME = "golden.json"
 MAX_GOLDEN_BYTES = 64 << 20
@@ -65,20 +65,15 @@ class GoldenReport:
     tolerance: float
 
 
-def load_golden(directory: Path) -> Golden:
-    """Read golden.json strictly. Raises ArtifactError."""
+def load_golden(directory: Path, model: ModelInfo) -> Golden:
+    """Read golden.json strictly: every id lies in the model's vocabulary. Raises ArtifactError."""
     document = parse_json(read_bounded(Path(directory) / GOLDEN_NAME, MAX_GOLDEN_BYTES), GOLDEN_NAME)
-    try:
-        if document["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format_version {document['format_version']!r}, this edgert reads {FORMAT_VERSION}")
-        golden = Golden(float(document["tolerance"]), tuple(_case(case) for case in document["cases"]))
-        if not 0 < golden.tolerance < 1:
-            raise ValueError(f"tolerance {golden.tolerance}")
-        if not golden.cases:
-            raise ValueError("no cases")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(f"{GOLDEN_NAME}: {type(error).__name__}: {error}", hint="rebuild the artifact") from None
-    return golden
+    top = Node(document, GOLDEN_NAME).fields(["format_version", "tolerance", "cases"])
+    top["format_version"].integer(FORMAT_VERSION, FORMAT_VERSION)
+    return Golden(
+        tolerance=top["tolerance"].number(1e-9, 0.5),
+        cases=tuple(_case(node, model) for node in top["cases"].items(1, 1000)),
+    )
 
 
 def check_golden(
@@ -185,24 +180,26 @@ def _logits(backend: Backend, step: StepInputs, row: int) -> Float32s:
     return first
 
 
-def _case(case: Mapping[str, Any]) -> GoldenCase:
-    steps = tuple(
-        GoldenStep(
-            token=int(step["token"]),
-            position=int(step["position"]),
-            top_ids=tuple(int(token) for token in step["top_ids"]),
-            indices=tuple(int(index) for index in step["indices"]),
-            values=tuple(float(value) for value in step["values"]),
-            norm=float(step["norm"]),
-        )
-        for step in case["steps"]
-    )
-    for step in steps:
-        if not step.indices or len(step.indices) != len(step.values) or not step.top_ids or min(step.indices) < 0:
-            raise ValueError(f"position {step.position}: {len(step.indices)} indices, {len(step.values)} values")
-        if not np.isfinite([*step.values, step.norm]).all():
-            raise ValueError(f"position {step.position}: a value is not finite")
-    prompt = tuple(int(token) for token in case["prompt_ids"])
-    if not prompt or not steps:
-        raise ValueError("a case without prompt or steps")
+def _case(node: Node, model: ModelInfo) -> GoldenCase:
+    part = node.fields(["prompt_ids", "steps"])
+    prompt = tuple(entry.integer(0, model.vocabulary_size - 1) for entry in part["prompt_ids"].items(1, MAX_TOKENS))
+    steps = tuple(_step(entry, model) for entry in part["steps"].items(1, MAX_TOKENS))
     return GoldenCase(prompt, steps)
+
+
+def _step(node: Node, model: ModelInfo) -> GoldenStep:
+    part = node.fields(["token", "position", "top_ids", "indices", "values", "norm"])
+    last = model.token_limit - 1
+    step = GoldenStep(
+        token=part["token"].integer(0, model.vocabulary_size - 1),
+        position=part["position"].integer(0, MAX_TOKENS),
+        top_ids=tuple(entry.integer(0, last) for entry in part["top_ids"].items(1, 100)),
+        indices=tuple(entry.integer(0, last) for entry in part["indices"].items(1, MAX_TOKENS)),
+        values=tuple(entry.number(-1e30, 1e30) for entry in part["values"].items(1, MAX_TOKENS)),
+        norm=part["norm"].number(0, 1e30),
+    )
+    if len(step.indices) != len(step.values):
+        raise ArtifactError(
+            f"{node.where}: {len(step.indices)} indices, {len(step.values)} values", hint="rebuild the artifact"
+        )
+    return step

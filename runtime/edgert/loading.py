@@ -97,7 +97,7 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
         config=config,
         cells=config.select_cells(manifest),
         text=TextCodec.from_artifact(directory, manifest),
-        golden=load_golden(directory) if config.check_golden_at_load else None,
+        golden=load_golden(directory, manifest.model) if config.check_golden_at_load else None,
         options={"enable_cuda_graph": config.enable_cuda_graph, **options},
     )
 
