@@ -1,0 +1,123 @@
+"""Where each small tensor of a step lies in the two blocks that travel between host and device.
+
+Everything that a step takes from the host is one block, everything it returns is another, so that a step has one
+transfer each way. Tensors begin at multiples of 256 bytes, which TensorRT asks of a binding. Pure arithmetic on numpy
+views: no CUDA, no TensorRT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgert.backends.base import StepInputs, StepOutputs
+from edgert.cells import Cell
+
+ALIGNMENT = 256
+TOKEN_BYTES = 8  # int64
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor in a block."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def view(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
+        return block[self.offset : self.offset + self.size].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Fields in order, each aligned; `size` is the whole."""
+
+    fields: tuple[Field, ...]
+    size: int
+
+    def __getitem__(self, name: str) -> Field:
+        return next(field for field in self.fields if field.name == name)
+
+    def views(self, block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
+        return {field.name: field.view(block) for field in self.fields}
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """The blocks of one cell as the engine was built: `rows` and `logit_rows` may exceed what the cell uses."""
+
+    batch: int
+    rows: int
+    logit_rows: int
+    inputs: Block
+    outputs: Block
+
+
+def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
+    fields, offset = [], 0
+    for name, dtype, shape in tensors:
+        field = Field(name, dtype, shape, offset)
+        fields.append(field)
+        offset += -(-field.size // ALIGNMENT) * ALIGNMENT
+    return Block(tuple(fields), offset)
+
+
+def step_layout(batch: int, rows: int, logit_rows: int) -> StepLayout:
+    """`first_tokens` is no tensor of the engine: it is where the host puts the tokens that the device does not hold."""
+    one = (batch,)
+    return StepLayout(
+        batch,
+        rows,
+        logit_rows,
+        inputs=_block(
+            ("tokens", "int64", (batch, rows)),
+            ("length", "int64", one),
+            ("valid", "int64", one),
+            ("forced", "int64", one),
+            ("uniform", "float32", (batch, logit_rows)),
+            ("temperature", "float32", one),
+            ("top_k", "int64", one),
+            ("top_p", "float32", one),
+            ("first_tokens", "int64", one),
+        ),
+        outputs=_block(
+            ("next_token", "int64", one),
+            ("new_length", "int64", one),
+            ("accepted", "int64", one),
+            ("sampled", "int64", (batch, logit_rows)),
+        ),
+    )
+
+
+def write_inputs(views: dict[str, npt.NDArray[np.generic]], step: StepInputs) -> None:
+    """A step into an input block; what lies past the cell's own rows stays 0 and is not valid."""
+    rows, logit_rows = step.cell.query_rows, step.cell.logit_rows
+    views["tokens"][:, :rows] = step.tokens
+    views["length"][:] = step.length
+    views["valid"][:] = step.valid
+    views["forced"][:] = step.forced
+    views["uniform"][:, :logit_rows] = step.uniform
+    views["temperature"][:] = step.temperature
+    views["top_k"][:] = step.top_k
+    views["top_p"][:] = step.top_p
+    views["first_tokens"][:] = step.tokens[:, 0]
+
+
+def read_outputs(
+    views: dict[str, npt.NDArray[np.generic]], cell: Cell, logits: npt.NDArray[np.float32] | None
+) -> StepOutputs:
+    """Copies a step's outputs out of an output block (the block is used again)."""
+    return StepOutputs(
+        sampled=views["sampled"][:, : cell.logit_rows].astype(np.int64),
+        accepted=views["accepted"].astype(np.int64),
+        next_token=views["next_token"].astype(np.int64),
+        logits=None if logits is None else logits[:, : cell.logit_rows].copy(),
+    )
