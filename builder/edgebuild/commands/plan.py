@@ -30,8 +30,8 @@ def plan(profile_name: str, model: Path | None, traffic: Path | None, max_cells:
     from edgebuild.traffic import read_traffic
 
     profile = load_profile(profile_name)
-    shape = model_shape(_given(model, profile, "model"))
-    histogram = read_traffic(_given(traffic, profile, "traffic"))
+    shape = model_shape(given(model, profile, "model"))
+    histogram = read_traffic(given(traffic, profile, "traffic"))
     made = make_plan(profile, histogram, shape, max_cells)
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=2))
@@ -60,7 +60,8 @@ def model_shape(path: Path) -> ModelShape:
     return ModelShape.from_config(ModelConfig.from_hf(open_checkpoint(path).config))
 
 
-def _given(option: Path | None, profile: Profile, key: str) -> Path:
+def given(option: Path | None, profile: Profile, key: str) -> Path:
+    """The option, else what the profile names."""
     path: Path | None = option or getattr(profile, key)
     if path is None:
         raise ProfileError(f"no {key} is given", hint=f"add --{key}, or write `{key}:` into the profile")

@@ -128,6 +128,7 @@ def _request(limits: Limits, context: int, chunk: int, cells: int, decode_rows: 
         weight_copy_factor=limits.weight_copy_factor,
         graph_bytes_per_cell=limits.graph_bytes_per_cell,
         runtime_bytes=limits.runtime_bytes,
+        other_precisions=limits.other_precisions,
     )
 
 
@@ -161,7 +162,8 @@ def _fit_context_and_chunk(
     share = limits.headroom_fraction if fits(context, step, limits.headroom_fraction) else 0.0
     fitting = step * largest_true(range(1, limit // step + 1), lambda n: fits(context, step * n, share))
     if fitting < limit // step * step:
-        notes.append(f"chunks of at most {fitting} rows: scratch for {limit} leaves less than {share:.0%} free")
+        reason = f"leaves less than {share:.0%} of the planned memory free" if share else "does not fit"
+        notes.append(f"chunks of at most {fitting} rows: scratch for {limit} {reason}")
     return context, max(fitting, least_chunk)
 
 

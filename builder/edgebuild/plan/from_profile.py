@@ -69,6 +69,7 @@ def limits_from(profile: Profile, model: ModelShape, max_cells: int | None = Non
         queue_limit=16 * limits.slots,
         acceptance_threshold=mechanisms.mtp_acceptance_threshold,
         itl_ms=profile.slo.itl_ms,
+        other_precisions=() if profile.backend == "onnxruntime" else ("float16", "bfloat16"),
         headroom_fraction=limits.headroom_fraction,
         ratio_range=(ratio.min, ratio.max),
         enable_chunked_prefill=mechanisms.enable_chunked_prefill,

@@ -101,6 +101,7 @@ class MemoryRequest:
     margin_fraction    share of device memory left to the system
     weight_copy_factor engine bytes / weight bytes beyond 1: prepacked or duplicated weights
     graph_bytes_per_cell, runtime_bytes   what a backend takes for a cell, and once
+    other_precisions   what the backend could run instead, for advice
     """
 
     precision: str
@@ -114,6 +115,7 @@ class MemoryRequest:
     weight_copy_factor: float
     graph_bytes_per_cell: int
     runtime_bytes: int
+    other_precisions: tuple[str, ...] = ()
 
     @property
     def cache_tokens(self) -> int:
@@ -212,7 +214,7 @@ def remedies(model: ModelShape, request: MemoryRequest) -> list[str]:
     context = largest_true(range(1, request.context_tokens // 64), lambda n: fits(context_tokens=64 * n))
     if context:
         found.append(f"context_tokens: {64 * context} instead of {request.context_tokens}")
-    smaller = [name for name, size in ELEMENT_BYTES.items() if size < ELEMENT_BYTES[request.precision]]
+    smaller = [name for name in request.other_precisions if ELEMENT_BYTES[name] < ELEMENT_BYTES[request.precision]]
     if smaller and fits(precision=smaller[0]):
         found.append(f"precision: {smaller[0]} instead of {request.precision}")
     chunk = largest_true(range(1, request.largest_chunk // 64), lambda n: fits(largest_chunk=64 * n))

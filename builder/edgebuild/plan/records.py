@@ -34,6 +34,7 @@ class Limits:
     headroom_fraction     share of the planned memory that should stay free
     acceptance, step_cost_ms   measured for drafts, () = not measured
     ratio_range           decode steps after each prefill chunk, least and most
+    other_precisions      what the backend could run instead, for advice when memory is short
     enable_*              mechanisms switched on
     """
 
@@ -65,6 +66,7 @@ class Limits:
     step_cost_ms: tuple[float, ...] = ()
     acceptance_threshold: float = ACCEPTANCE_THRESHOLD
     itl_ms: float | None = None
+    other_precisions: tuple[str, ...] = ()
     headroom_fraction: float = 0.0
     ratio_range: tuple[int, int] = (4, 8)
     enable_chunked_prefill: bool = True
