@@ -1,0 +1,285 @@
+"""Measures an artifact under real lengths: requests drawn from a traffic file, a fixed number of them at a time.
+
+Reads edgebuild's histogram YAML or an Azure-style CSV. Knows the engine's public face only; the clock is the engine's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import itertools
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from edgert.errors import EdgertError, RequestError
+from edgert.handles import Completion, Handle
+from edgert.metrics import percentile
+
+MAX_TRAFFIC_BYTES = 1 << 30
+WARM_UP_TOKENS = 4
+PERCENTILES = (50, 95, 99)
+
+
+class TrafficFileError(EdgertError):
+    """The traffic file cannot be read as a histogram or as a trace."""
+
+    exit_code = 8
+
+
+class Submits(Protocol):
+    """The part of edgert.Engine used here."""
+
+    @property
+    def context_tokens(self) -> int: ...
+    def submit(self, prompt: Sequence[int], *, max_tokens: int, ignore_eos: bool, seed: int) -> Handle: ...
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Where lengths come from. `draw` gives (prompt tokens, output tokens) as the trace has them."""
+
+    name: str
+    draw: Callable[[random.Random], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    prompt_ids: tuple[int, ...]
+    output_tokens: int
+    clipped: bool
+
+
+def read_lengths(path: Path) -> Draws:
+    """A histogram YAML (prompt and output drawn independently) or a CSV trace (rows drawn whole)."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_TRAFFIC_BYTES:
+            raise TrafficFileError(f"{path}: {path.stat().st_size} bytes, at most {MAX_TRAFFIC_BYTES} are read")
+        if path.suffix.lower() == ".csv":
+            return _from_csv(path)
+        return _from_histogram(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise TrafficFileError(f"{path}: cannot be read: {reason}", hint="give a histogram YAML or a CSV") from None
+
+
+def _from_csv(path: Path) -> Draws:
+    pairs: list[tuple[int, int]] = []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        names = {name.strip().lower(): name for name in rows.fieldnames or ()}
+        prompt, output = names.get("contexttokens"), names.get("generatedtokens")
+        if prompt is None or output is None:
+            found = ", ".join(rows.fieldnames or ()) or "nothing"
+            raise TrafficFileError(
+                f"{path}: the header has {found[:200]}",
+                hint="ContextTokens and GeneratedTokens are needed; make a histogram with: edgebuild traffic",
+            )
+        for row in rows:
+            try:
+                pair = int(row[prompt] or ""), int(row[output] or "")
+            except (TypeError, ValueError):
+                continue
+            if pair[0] > 0 and pair[1] > 0:
+                pairs.append(pair)
+    if not pairs:
+        raise TrafficFileError(f"{path}: no row has both lengths", hint="is it a trace?")
+    return Draws(path.stem, lambda rng: rng.choice(pairs))
+
+
+def _from_histogram(path: Path) -> Draws:
+    try:
+        document = yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise TrafficFileError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(document, dict) or document.get("edgebuild_traffic") != 1:
+        raise TrafficFileError(
+            f"{path}: not a traffic histogram (edgebuild_traffic: 1)", hint="make one with: edgebuild traffic"
+        )
+    prompt = _sampler(document, "prompt_counts", path)
+    output = _sampler(document, "output_counts", path)
+    return Draws(str(document.get("name", path.stem)), lambda rng: (prompt(rng), output(rng)))
+
+
+def _sampler(document: Mapping[str, Any], key: str, path: Path) -> Callable[[random.Random], int]:
+    try:
+        pairs = [(int(at), int(count)) for at, count in (p.split(":") for p in document[key]["counts"].split())]
+        if any(at < 0 or count < 0 for at, count in pairs):
+            raise ValueError("a negative number")
+        lengths = [max(1, at) for at, _ in pairs]
+        totals = list(itertools.accumulate(count for _, count in pairs))
+        if not totals or totals[-1] == 0:
+            raise ValueError("no requests")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TrafficFileError(f"{path}: {key}: {error}", hint="expected 'counts: length:requests ...'") from None
+    return lambda rng: lengths[bisect.bisect_right(totals, rng.randrange(totals[-1]))]
+
+
+def make_requests(draws: Draws, *, count: int, context_tokens: int, vocabulary: int, seed: int) -> list[BenchRequest]:
+    """`count` requests with random prompt ids; lengths past the context are clipped, and marked."""
+    rng = random.Random(seed)
+    requests = []
+    for _ in range(count):
+        prompt, output = draws.draw(rng)
+        kept_prompt = max(1, min(prompt, context_tokens - 1))
+        kept_output = max(1, min(output, context_tokens - kept_prompt))
+        ids = tuple(rng.randrange(vocabulary) for _ in range(kept_prompt))
+        requests.append(BenchRequest(ids, kept_output, (kept_prompt, kept_output) != (prompt, output)))
+    return requests
+
+
+def run_bench(
+    engine: Submits,
+    requests: Sequence[BenchRequest],
+    *,
+    concurrency: int,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[Completion], float]:
+    """Closed loop: `concurrency` requests at any time. Returns the completions and the seconds it took.
+
+    A warm-up request per stream runs first and is not counted. The first failure ends the run and is raised.
+    """
+    warm = [engine.submit(r.prompt_ids[:64], max_tokens=WARM_UP_TOKENS, ignore_eos=True, seed=0)
+            for r in requests[:concurrency]]  # fmt: skip
+    for handle in warm:
+        handle.result()
+    work = iter(enumerate(requests))
+    lock = threading.Lock()
+    done: dict[int, Completion] = {}
+    failures: list[BaseException] = []
+    running: dict[int, Handle] = {}
+    stop = threading.Event()
+
+    def stream() -> None:
+        while not stop.is_set():
+            with lock:
+                item = next(work, None)
+            if item is None:
+                return
+            index, request = item
+            try:
+                handle = engine.submit(
+                    request.prompt_ids, max_tokens=request.output_tokens, ignore_eos=True, seed=index
+                )
+                with lock:
+                    running[index] = handle
+                completion = handle.result()
+            except BaseException as error:
+                failures.append(error)
+                stop.set()
+                return
+            with lock:
+                running.pop(index, None)
+                done[index] = completion
+                count = len(done)
+            if progress is not None:
+                progress(count, len(requests))
+
+    start = clock()
+    threads = [threading.Thread(target=stream, name=f"bench-{n}", daemon=True) for n in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop.set()
+        with lock:
+            handles = list(running.values())
+        for handle in handles:
+            handle.cancel()
+        raise
+    if failures:
+        raise failures[0]
+    return [done[index] for index in sorted(done)], clock() - start
+
+
+def summarise(
+    completions: Sequence[Completion],
+    seconds: float,
+    requests: Sequence[BenchRequest],
+    *,
+    concurrency: int,
+    traffic: str,
+    seed: int,
+    slo_ttft_ms: float | None = None,
+    slo_tpot_ms: float | None = None,
+) -> dict[str, Any]:
+    """The report as JSON. Goodput counts the requests that met both limits; without limits it is null."""
+    if not completions:
+        raise RequestError("no request was run", hint="--requests 1 or more")
+    metrics = [completion.metrics for completion in completions]
+    output = sum(completion.usage.completion_tokens for completion in completions)
+    prompt = sum(completion.usage.prompt_tokens for completion in completions)
+    gaps = [gap for entry in metrics for gap in entry.itl_ms]
+    good = None
+    if slo_ttft_ms is not None or slo_tpot_ms is not None:
+        good = sum(
+            (slo_ttft_ms is None or (m.ttft_ms is not None and m.ttft_ms <= slo_ttft_ms))
+            and (slo_tpot_ms is None or m.tpot_ms is None or m.tpot_ms <= slo_tpot_ms)
+            for m in metrics
+        )
+    return {
+        "traffic": traffic,
+        "seed": seed,
+        "requests": len(completions),
+        "clipped_requests": sum(request.clipped for request in requests),
+        "concurrency": concurrency,
+        "duration_s": seconds,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "requests_per_s": len(completions) / seconds,
+        "output_tokens_per_s": output / seconds,
+        "total_tokens_per_s": (prompt + output) / seconds,
+        "ttft_ms": _spread(m.ttft_ms for m in metrics),
+        "tpot_ms": _spread(m.tpot_ms for m in metrics),
+        "itl_ms": _spread(gaps),
+        "longest_gap_ms": max(gaps, default=None),
+        "slo": {"ttft_ms": slo_ttft_ms, "tpot_ms": slo_tpot_ms},
+        "goodput_requests_per_s": None if good is None else good / seconds,
+        "finish_reasons": {
+            reason: sum(c.finish_reason == reason for c in completions)
+            for reason in sorted({c.finish_reason for c in completions})
+        },
+    }
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    spread = {f"p{share}": percentile(known, share) for share in PERCENTILES}
+    return {"mean": sum(known) / len(known), **spread, "max": max(known)}
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """The report for people."""
+    lines = [
+        f"{report['requests']} requests from {report['traffic']}, {report['concurrency']} at a time, "
+        f"{report['clipped_requests']} clipped to the context, {report['duration_s']:.1f} s",
+        f"output  {report['output_tokens_per_s']:.1f} tokens/s   total {report['total_tokens_per_s']:.1f} tokens/s   "
+        f"{report['requests_per_s']:.2f} requests/s",
+        f"{'ms':8}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}",
+    ]
+    for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms")):
+        spread = report[key]
+        cells = "".join(f"{spread[k]:10.1f}" for k in ("mean", "p50", "p95", "p99", "max")) if spread else " (none)"
+        lines.append(f"{label:8}{cells}")
+    if report["longest_gap_ms"] is not None:
+        lines.append(f"longest gap {report['longest_gap_ms']:.1f} ms")
+    if report["goodput_requests_per_s"] is not None:
+        lines.append(f"goodput {report['goodput_requests_per_s']:.2f} requests/s within the limits")
+    return "\n".join(lines)
+
+
+def to_json(report: Mapping[str, Any]) -> str:
+    return json.dumps(report, indent=2, allow_nan=False)

@@ -1,0 +1,234 @@
+"""The command line of edgert: generate, chat, bench. Each command imports what it needs when it runs.
+
+Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 the reader of our output went away, others as in errors.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgert import __version__
+from edgert.errors import ConfigError, EdgertError
+
+if TYPE_CHECKING:
+    from edgert.engine import Engine
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected token ids such as 1,2,3") from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+    return int(text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="edgert", description="Run an artifact that edgebuild made.")
+    parser.add_argument("--version", action="version", version=f"edgert {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="complete one prompt")
+    generate.set_defaults(run=run_generate)
+    _artifact(generate)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids to continue")
+    prompt.add_argument("--chat", metavar="TEXT", help="a user message, through the model's chat template")
+    _sampling(generate)
+    generate.add_argument("--json", action="store_true", help="one JSON object with text, token ids, usage and times")
+
+    chat = commands.add_parser("chat", help="talk to the model", description="Interactive; /reset, /exit, Ctrl-C.")
+    chat.set_defaults(run=run_chat)
+    _artifact(chat)
+    chat.add_argument("--once", metavar="TEXT", help="answer this one message, print the figures, leave")
+    chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    _sampling(chat)
+
+    bench = commands.add_parser("bench", help="measure under real lengths")
+    bench.set_defaults(run=run_bench_command)
+    _artifact(bench)
+    bench.add_argument("--traffic", type=Path, required=True, metavar="FILE", help="histogram YAML, or Azure-style CSV")
+    bench.add_argument("--requests", type=_positive, required=True, metavar="N")
+    bench.add_argument("--concurrency", type=_positive, default=1, metavar="C", help="requests at a time (default 1)")
+    bench.add_argument("--seed", type=int, default=0, help="of the drawn lengths and prompts (default 0)")
+    bench.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="limit that goodput counts by")
+    bench.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="limit that goodput counts by")
+    _draft(bench)
+    bench.add_argument("--json", action="store_true")
+    return parser
+
+
+def _artifact(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="ARTIFACT", help="the directory that edgebuild wrote")
+
+
+def _draft(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft-length", type=int, metavar="K", help="tokens drafted per step; 0 = off")
+
+
+def _sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="output tokens at most (default 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 = greedy (default)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 = off (default)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 = off (default)")
+    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same tokens")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
+    _draft(parser)
+
+
+def _sampling_of(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": options.seed,
+        "stop": tuple(options.stop),
+        "ignore_eos": options.ignore_eos,
+    }
+
+
+def _load(options: argparse.Namespace) -> Engine:
+    from edgert.engine import Engine
+
+    overrides: dict[str, Any] = {}
+    if options.draft_length is not None:
+        if options.draft_length < 0:
+            raise ConfigError(f"--draft-length {options.draft_length}", hint="0 or more")
+        overrides["enable_mtp"] = options.draft_length > 0
+        if options.draft_length:
+            overrides["mtp_num_heads"] = options.draft_length
+    if sys.stderr.isatty():
+        print(f"loading {options.artifact} ...", end="\r", file=sys.stderr, flush=True)
+    engine = Engine.load(options.artifact, **overrides)
+    if sys.stderr.isatty():
+        print("\x1b[2K", end="\r", file=sys.stderr, flush=True)
+    return engine
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    with _load(options) as engine:
+        load_ms = (time.perf_counter() - start) * 1e3
+        prompt = options.prompt if options.prompt is not None else options.prompt_ids
+        handle = engine.submit(prompt, chat=options.chat, **_sampling_of(options))
+        try:
+            if not options.json:
+                for delta in handle:
+                    print(delta.text, end="", flush=True)
+                print()
+            completion = handle.result()
+        except BaseException:
+            handle.cancel()
+            raise
+        if options.json:
+            usage = completion.usage
+            times = completion.metrics.to_json()
+            document = {
+                "text": completion.text,
+                "token_ids": list(completion.token_ids),
+                "finish_reason": completion.finish_reason,
+                "usage": {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                    "total_tokens": usage.total_tokens,
+                    "draft_proposed": usage.draft_proposed,
+                    "draft_accepted": usage.draft_accepted,
+                },
+                **times,
+                "phases": {"load_ms": load_ms, **times["phases"]},
+            }
+            print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    return 0
+
+
+def run_chat(options: argparse.Namespace) -> int:
+    from edgert.chat import Conversation, chat_loop, chat_once
+
+    with _load(options) as engine:
+        conversation = Conversation(engine, _sampling_of(options), system=options.system)
+        if options.once is not None:
+            chat_once(conversation, options.once, options.artifact, sys.stdout)
+            return 0
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):  # some Python builds come without it
+                import readline  # noqa: F401  (gives input() history and line editing)
+        chat_loop(conversation, input, sys.stdout)
+    return 0
+
+
+def run_bench_command(options: argparse.Namespace) -> int:
+    from edgert import bench
+    from edgert.manifest import load_manifest
+
+    draws = bench.read_lengths(options.traffic)
+    vocabulary = load_manifest(options.artifact).model.token_limit
+    tty = sys.stderr.isatty()
+
+    def progress(done: int, of: int) -> None:
+        if tty or done == of or done % max(1, of // 10) == 0:
+            print(f"{done}/{of} requests", end="\r" if tty and done < of else "\n", file=sys.stderr, flush=True)
+
+    with _load(options) as engine:
+        requests = bench.make_requests(
+            draws,
+            count=options.requests,
+            context_tokens=engine.context_tokens,
+            vocabulary=vocabulary,
+            seed=options.seed,
+        )
+        completions, seconds = bench.run_bench(
+            engine, requests, concurrency=min(options.concurrency, options.requests), progress=progress
+        )
+    report = bench.summarise(
+        completions,
+        seconds,
+        requests,
+        concurrency=options.concurrency,
+        traffic=draws.name,
+        seed=options.seed,
+        slo_ttft_ms=options.slo_ttft_ms,
+        slo_tpot_ms=options.slo_tpot_ms,
+    )
+    print(bench.to_json(report) if options.json else bench.render(report))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; also the console script's, which exits with what this returns."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end an answer
+    options = build_parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except EdgertError as error:
+        print(f"edgert: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("edgert: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the interpreter flushes stdout once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
