@@ -1,23 +1,98 @@
-"""A checkpoint's weights in the torch module: for the golden vectors and for tests, never for the export."""
+"""A checkpoint's weights in the torch module: for the golden vectors and for tests, never for the export.
+
+`load_decoder` holds the whole model. `reference_logits` streams it: one layer's weights in memory at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from edgebuild.checkpoint import Checkpoint
 from edgebuild.models.config import ModelConfig
-from edgebuild.models.decoder import Decoder
+from edgebuild.models.decoder import Decoder, Step
+
+
+@dataclass(frozen=True)
+class Sequence1:
+    """Token ids of one sequence, and the first position whose logits are wanted."""
+
+    ids: tuple[int, ...]
+    first: int
 
 
 def load_decoder(checkpoint: Checkpoint, *, cache_tokens: int, dtype: torch.dtype = torch.float32) -> Decoder:
     """The decoder with real weights, in evaluation mode. Holds one copy of the weights in `dtype`."""
+    decoder = _empty_decoder(checkpoint, cache_tokens, dtype)
+    _fill(decoder, "", checkpoint, dtype)
+    return decoder.eval()
+
+
+@torch.no_grad()
+def reference_logits(
+    checkpoint: Checkpoint,
+    sequences: Sequence[Sequence1],
+    *,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> list[Tensor]:
+    """Teacher-forced logits, float32 [len(ids) - first, V'] for each sequence, computed in `dtype`.
+
+    One pass over the layers for all sequences: peak memory is the largest layer or the embedding, not the model.
+    """
+    longest = max(len(sequence.ids) for sequence in sequences)
+    decoder = _empty_decoder(checkpoint, longest, dtype)
+    embedding = decoder.model.embed_tokens
+    with _filled(embedding, "model.embed_tokens.", checkpoint, dtype):
+        rows = [F.embedding(torch.tensor(sequence.ids), embedding.weight) for sequence in sequences]
+    steps = [_whole_sequence(decoder, len(sequence.ids)) for sequence in sequences]
+    for index, layer in enumerate(decoder.model.layers):
+        with _filled(layer, f"model.layers.{index}.", checkpoint, dtype):
+            for place, step in enumerate(steps):
+                empty = [torch.zeros(1, *state.shape, dtype=dtype) for state in decoder.states()[:2]]
+                rows[place] = layer(rows[place], step, *empty)[0]
+        progress((index + 1) / len(decoder.model.layers))
+    with _filled(decoder.model.norm, "model.norm.", checkpoint, dtype) as norm:
+        hidden = [norm(x[sequence.first :]) for x, sequence in zip(rows, sequences, strict=True)]
+    name = "model.embed_tokens." if decoder.lm_head is None else "lm_head."
+    head = decoder.model.embed_tokens if decoder.lm_head is None else decoder.lm_head
+    with _filled(head, name, checkpoint, dtype):
+        return [decoder.head(x)[:, : decoder.token_limit].float() for x in hidden]
+
+
+def _empty_decoder(checkpoint: Checkpoint, cache_tokens: int, dtype: torch.dtype) -> Decoder:
     config = ModelConfig.from_hf(checkpoint.config)
+    limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
     with torch.device("meta"):
-        decoder = Decoder(config, cache_tokens=cache_tokens, token_limit=checkpoint.tokenizer.token_limit, dtype=dtype)
+        decoder = Decoder(config, cache_tokens=cache_tokens, token_limit=limit, dtype=dtype)
     for name, value in decoder.constants().items():
         setattr(decoder, name, value)
-    for name, _ in list(decoder.named_parameters()):
-        owner, attribute = name.rsplit(".", 1)
-        value = torch.nn.Parameter(checkpoint.read(name).to(dtype), requires_grad=False)
-        setattr(decoder.get_submodule(owner), attribute, value)
-    return decoder.eval()
+    return decoder
+
+
+def _whole_sequence(decoder: Decoder, tokens: int) -> Step:
+    positions = torch.arange(tokens)
+    cos, sin = decoder.rope_cos[positions][None, None], decoder.rope_sin[positions][None, None]
+    return Step(1, tokens, torch.zeros(1, dtype=torch.int64), positions[None], positions, cos, sin)
+
+
+@contextmanager
+def _filled(module: nn.Module, prefix: str, checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[nn.Module]:
+    """`module` with its weights for the length of a `with` block; afterwards it holds no memory."""
+    _fill(module, prefix, checkpoint, dtype)
+    try:
+        yield module
+    finally:
+        module.to_empty(device="meta")
+
+
+def _fill(module: nn.Module, prefix: str, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    for name, _ in list(module.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        value = nn.Parameter(checkpoint.read(prefix + name).to(dtype), requires_grad=False)
+        setattr(module.get_submodule(owner), attribute, value)

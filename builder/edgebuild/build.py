@@ -1,0 +1,326 @@
+"""The build: profile + traffic + checkpoint → plan → ONNX → engine → artifact, and `resume` for the second half.
+
+The order of the stages stands here, and nothing else: every stage is a function of another module. Everything is
+written to a hidden directory beside the target and published by one rename at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from edgert.golden import GoldenReport
+from edgert.manifest import (
+    BackendInfo,
+    LedgerLine,
+    Manifest,
+    ModelInfo,
+    SourceEntry,
+    StateSpec,
+    TensorSpec,
+    TrafficInfo,
+)
+
+from edgebuild import __version__
+from edgebuild.artifact import ArtifactWriter
+from edgebuild.checkpoint import Checkpoint, match_tensors, open_checkpoint
+from edgebuild.engine.targets import can_build_here, device_capability
+from edgebuild.errors import CheckpointError, EngineError
+from edgebuild.models.config import ModelConfig
+from edgebuild.plan import ModelShape, Plan, make_plan
+from edgebuild.profile import Profile
+from edgebuild.progress import Stages
+from edgebuild.traffic import Histogram, dump_histogram
+
+_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "tokenizers")
+ONNX_FILES = ("decoder.onnx", "decoder.weights")
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build or a resume left behind. `golden` is None where this machine cannot run the artifact."""
+
+    path: Path
+    manifest: Manifest
+    golden: GoldenReport | None
+    not_checked: str | None
+    next_step: str | None
+
+
+def build(
+    profile: Profile, model: Path, histogram: Histogram, output: Path, stages: Stages, *, max_cells: int | None = None
+) -> Built:
+    """Build an artifact at `output`. Raises EdgebuildError or EdgertError; on any error nothing is left behind."""
+    with stages.stage("checkpoint"):
+        checkpoint = open_checkpoint(model)
+        config = ModelConfig.from_hf(checkpoint.config)
+        left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
+        _refuse_missing_drafter(profile, config, checkpoint)
+    for name in (*checkpoint.skipped, *left_out):
+        stages.note(f"left out: {name}")
+    with stages.stage("plan"):
+        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells)
+    for note in plan.notes:
+        stages.note(note)
+    place = can_build_here(profile)
+    needed = plan.ledger.lines[0].bytes * (1 if profile.backend == "onnxruntime" else 2)
+    with ArtifactWriter(output, needed_bytes=needed) as writer:
+        manifest = _write_onnx(writer, profile, config, checkpoint, histogram, plan, model, stages)
+        if profile.backend != "onnxruntime" and place.possible:
+            manifest = _build_engine(writer.directory, writer, manifest, stages)
+        with stages.stage("report"):
+            _write_report(writer, manifest, plan, histogram)
+        with stages.stage("hashes"):
+            manifest = writer.seal(manifest)
+        golden, not_checked = _check(writer.directory, manifest, stages)
+        path = writer.publish()
+    resume = None if manifest.state == "complete" else f"edgebuild resume {path}"
+    return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
+
+
+def resume(artifact: Path, stages: Stages) -> Built:
+    """Finish an artifact that stopped after ONNX: build its engine on this machine, in place of the ONNX files."""
+    from edgert.integrity import check_files
+    from edgert.manifest import load_manifest
+
+    with stages.stage("artifact"):
+        manifest = load_manifest(artifact)
+        check_files(artifact, manifest, "full")
+    if manifest.state == "complete":
+        raise EngineError(f"{artifact}: complete already", hint=f"edgert generate {artifact} --prompt TEXT")
+    place = can_build_here(_Target(manifest.backend))
+    if not place.possible:
+        raise EngineError(f"the {manifest.backend.name} engine cannot be built here: {place.reason}",
+                          hint=place.next_step or "run it on the device")  # fmt: skip
+    needed = 2 * sum(entry.bytes for entry in manifest.files if entry.path in ONNX_FILES)
+    with ArtifactWriter(artifact, needed_bytes=needed) as writer:
+        for entry in manifest.files:
+            if entry.path not in ONNX_FILES:
+                target = writer.directory / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact / entry.path, target)
+        manifest = _build_engine(artifact, writer, manifest, stages)
+        with stages.stage("hashes"):
+            manifest = writer.seal(manifest)
+        golden, not_checked = _check(writer.directory, manifest, stages)
+        path = writer.publish()
+    return Built(path, manifest, golden, not_checked, None)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What `can_build_here` asks of a profile, read from a manifest."""
+
+    info: BackendInfo
+
+    @property
+    def backend(self) -> str:
+        return self.info.name
+
+    @property
+    def compute_capability(self) -> str | None:
+        return self.info.compute_capabilities[0] if self.info.compute_capabilities else None
+
+
+def _write_onnx(
+    writer: ArtifactWriter,
+    profile: Profile,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    histogram: Histogram,
+    plan: Plan,
+    model: Path,
+    stages: Stages,
+) -> Manifest:
+    """Everything of an artifact but the engine, and the manifest that describes it (not sealed)."""
+    from edgebuild.export import FORMS, export_decoder
+    from edgebuild.golden import make_golden
+    from edgebuild.scheduler_config import render_scheduler
+
+    tokenizer = checkpoint.tokenizer
+    token_limit = min(tokenizer.token_limit, config.vocabulary_size)
+    with stages.stage("export") as report:
+        graph = export_decoder(
+            config,
+            checkpoint,
+            writer.directory,
+            cache_tokens=plan.cache_tokens,
+            token_limit=token_limit,
+            precision=profile.precision,
+            forms=FORMS[profile.backend],
+            progress=lambda stage, done: report((0.7 if stage == "trace" else 0.7 + 0.3 * done) * (done or 0.01)),
+        )
+    with stages.stage("golden vectors") as report:
+        golden = make_golden(
+            checkpoint,
+            precision=profile.precision,
+            chunk_sizes=plan.prefill.chunk_sizes,
+            context_tokens=plan.context_tokens,
+            progress=report,
+        )
+        writer.write_json("golden.json", golden)
+    with stages.stage("source hashes"):
+        sources = tuple(SourceEntry(file.name, file.bytes, file.sha256()) for file in checkpoint.files)
+    writer.write("tokenizer.json", tokenizer.tokenizer_json)
+    if tokenizer.chat_template is not None:
+        writer.write("chat_template.jinja", tokenizer.chat_template)
+    writer.write("traffic.yaml", dump_histogram(histogram))
+    writer.write("scheduler.yaml", render_scheduler(plan))
+    writer.write_json("plan.json", plan.to_json())
+    name = model_name(model)
+    return Manifest(
+        format_version=1,
+        name=f"{name}-{profile.name}",
+        edgebuild_version=__version__,
+        tools=_tool_versions(),
+        state="complete" if profile.backend == "onnxruntime" else "onnx",
+        model=ModelInfo(
+            family=config.family,
+            name=name,
+            identity=_identity(checkpoint, sources),
+            hidden_size=config.hidden_size,
+            layers=config.layers,
+            vocabulary_size=config.vocabulary_size,
+            token_limit=token_limit,
+            eos_token_ids=tokenizer.eos_token_ids,
+            bos_token_id=tokenizer.bos_token_id,
+            context_tokens=config.context_tokens,
+        ),
+        source=sources,
+        backend=BackendInfo(
+            profile.backend, _backend_version(profile.backend), profile.compute_capabilities, profile.precision
+        ),
+        context_tokens=plan.context_tokens,
+        cache_tokens=plan.cache_tokens,
+        slots=plan.slots,
+        cells=plan.cells,
+        inputs=tuple(TensorSpec(t.name, t.dtype, t.shape) for t in graph.inputs),
+        outputs=tuple(TensorSpec(t.name, t.dtype, t.shape) for t in graph.outputs),
+        states=tuple(
+            StateSpec(state.name, f"{state.name}.out", profile.precision, state.kind, state.shape)
+            for state in graph.states
+        ),
+        ledger=tuple(LedgerLine(line.label, line.bytes, line.formula) for line in plan.ledger.lines),
+        budget_bytes=plan.ledger.device_bytes,
+        draft_length=plan.draft.length,
+        traffic=TrafficInfo(histogram.name, histogram.source_sha256, histogram.requests, histogram.attribution),
+        files=(),
+    )
+
+
+def _build_engine(onnx: Path, writer: ArtifactWriter, manifest: Manifest, stages: Stages) -> Manifest:
+    """`decoder.plan` from the ONNX files in `onnx`; a copy of them in the writer's directory is dropped."""
+    from edgebuild.engine.tensorrt import build_engine
+
+    with stages.stage(f"{manifest.backend.name} engine") as report:
+
+        def progress(_phase: str, done: int, steps: int) -> bool:
+            report(done / max(steps, 1))
+            return True
+
+        engine = build_engine(
+            onnx / ONNX_FILES[0],
+            writer.directory / "decoder.plan",
+            manifest.cells,
+            flavour=manifest.backend.name,
+            compute_capabilities=manifest.backend.compute_capabilities,
+            progress=progress,
+        )
+    for name in ONNX_FILES:
+        (writer.directory / name).unlink(missing_ok=True)
+    stages.note(
+        f"plan {engine.plan_bytes:,} bytes = {engine.plan_bytes / max(engine.weight_bytes, 1):.2f} x the weights, "
+        f"{len(engine.cells)} optimization profiles, {engine.layers} layers"
+    )
+    return replace(manifest, state="complete", backend=replace(manifest.backend, version=engine.version))
+
+
+def _write_report(writer: ArtifactWriter, manifest: Manifest, plan: Plan, histogram: Histogram) -> None:
+    from edgebuild.report import render_report
+
+    weights = sum(path.stat().st_size for path in writer.directory.glob("decoder.*"))
+    writer.write("report.html", render_report(manifest.to_json(), plan, histogram, {"weights": weights}))
+
+
+def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[GoldenReport | None, str | None]:
+    """Load the sealed artifact as the runtime would and compare it with its golden vectors, where this machine can."""
+    if manifest.state != "complete":
+        return None, "the engine is not built yet"
+    if manifest.backend.name != "onnxruntime":
+        found = device_capability()
+        if found not in manifest.backend.compute_capabilities:
+            built_for = ", ".join(manifest.backend.compute_capabilities)
+            return None, f"built for compute capability {built_for}; this machine has {found or 'no NVIDIA GPU'}"
+    with stages.stage("golden check"):
+        report = check_artifact(directory)
+    stages.note(f"{report.steps} steps, worst relative error {report.worst_error:.1e} of {report.tolerance:.0e}")
+    return report, None
+
+
+def check_artifact(directory: Path) -> GoldenReport:
+    """Open the artifact's backend and run its golden vectors. Raises EdgertError."""
+    from edgert.golden import check_golden, load_golden
+    from edgert.loading import open_runtime, plan_loading
+
+    loading = plan_loading(directory, {"check_golden_at_load": False, "warm_up": False})
+    runtime = open_runtime(loading)
+    try:
+        golden = load_golden(directory, loading.manifest.model)
+        limits = runtime.limits
+        return check_golden(
+            runtime.backend, golden, cells=limits.cells, slots=limits.slots, context_tokens=limits.context_tokens
+        )
+    finally:
+        runtime.backend.close()
+
+
+def model_name(path: Path) -> str:
+    """A name for people and directories: the checkpoint's folder or file name without what does not belong there."""
+    stem = path.name[: -len(".gguf")] if path.name.endswith(".gguf") else path.resolve().name
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-.") or "model"
+
+
+def _refuse_missing_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """A profile that asks for drafts needs the weights that draft: never a random head, never a silent no."""
+    if not profile.draft.length:
+        return
+    drafters = [name for name in checkpoint.names() if name.startswith("mtp.")]
+    declared = f"config.json declares {config.mtp_layers} MTP layers" if config.mtp_layers else "config.json has no MTP"
+    if not drafters:
+        raise CheckpointError(
+            f"the profile asks for draft length {profile.draft.length}, but the checkpoint has no mtp.* tensor "
+            f"({declared})",
+            hint="set draft.length to 0 in the profile, or use a checkpoint with MTP weights",
+        )
+    raise CheckpointError(
+        f"the checkpoint has {len(drafters)} mtp.* tensors, but drafting is not built yet in edgebuild {__version__}",
+        hint="set draft.length to 0 in the profile",
+    )
+
+
+def _identity(checkpoint: Checkpoint, sources: Sequence[SourceEntry]) -> str:
+    """SHA-256 over the configuration and the hash of every file."""
+    digest = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode())
+    for source in sorted(sources, key=lambda entry: entry.file):
+        digest.update(f"{source.file}\0{source.sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def _tool_versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in _TOOLS}
+
+
+def _backend_version(backend: str) -> str:
+    from edgert.backends import trt_module
+
+    if backend == "onnxruntime":
+        return metadata.version("onnxruntime")
+    return trt_module.version(backend) or "none"
+
+
+__all__ = ["Built", "build", "check_artifact", "model_name", "resume"]
