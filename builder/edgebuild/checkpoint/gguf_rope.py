@@ -87,7 +87,7 @@ def llama3_from_factors(factors: NDArray[np.float32], theta: float, head_dim: in
 
     Low and high frequency factor are taken as the published 1 and 4: then the divisors fix the rest.
     """
-    factor = float(str(np.float32(factors.max())))
+    factor = round(float(factors.max()), 3)
     if factor <= 1.0 or len(factors) != head_dim // 2:
         return None
     for original in (8192, 4096, 2048, 16384, 32768, 1024, 512, 256):

@@ -29,7 +29,10 @@ def list_profiles(as_json: bool) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("name", "backend", "precision", "memory", "GB/s", "CC", "power mode"):
         table.add_column(column, justify="right" if column in ("memory", "GB/s", "CC") else "left", no_wrap=True)
-    table.add_column("description")
+    console = Console()
+    roomy = console.width >= 110
+    if roomy:
+        table.add_column("description")
     for name, profile in loaded.items():
         device = profile.device
         table.add_row(
@@ -40,9 +43,9 @@ def list_profiles(as_json: bool) -> None:
             f"{device.bandwidth_gb_per_s:g}",
             device.compute_capability or "–",
             device.power_mode or "–",
-            profile.description,
+            *([profile.description] if roomy else []),
         )
-    Console().print(table)
+    console.print(table)
 
 
 @profiles.command()

@@ -50,8 +50,9 @@ def read_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    loader = yaml.SafeLoader(text)
+    loader: yaml.SafeLoader | None = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             raise ProfileError(f"{path}: the file is empty", hint="`edgebuild profiles show cpu` prints an example")
@@ -67,7 +68,8 @@ def read_document(path: Path) -> Document:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ProfileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return Document(data, keys, values)
 
 

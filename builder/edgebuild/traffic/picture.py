@@ -45,7 +45,8 @@ def text_bars(counts: Counts, width: int = 40) -> list[str]:
     most, everything = int(totals.max()), int(totals.sum())
     label = len(f"{int(edges[-1]) - 1:,}")
     return [
-        f"{int(low):>{label},}–{int(high) - 1:<{label},} {bar(total / most, width):<{width}} {_percent(total / everything)}"
+        f"{int(low):>{label},}–{int(high) - 1:<{label},} "
+        f"{bar(total / most, width):<{width}} {_percent(total / everything)}"
         for low, high, total in zip(edges[:-1], edges[1:], totals.tolist(), strict=True)
     ]
 
