@@ -1,0 +1,128 @@
+"""scheduler.yaml: what the artifact can do is read, what it cannot is refused with line, reason and allowed values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edgert.config import default_config, load_config, parse_config
+from edgert.errors import ArtifactError, ConfigError
+from toy_artifact import SCHEDULER, toy_manifest
+
+MANIFEST = toy_manifest()
+
+
+def edited(key: str, value: str) -> str:
+    lines = [f"  {key}: {value}" if line.strip().startswith(f"{key}:") else line for line in SCHEDULER.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def line_of(key: str) -> int:
+    return next(n for n, line in enumerate(SCHEDULER.splitlines(), 1) if line.strip().startswith(f"{key}:"))
+
+
+def test_the_file_as_written_is_read() -> None:
+    config = parse_config(SCHEDULER, MANIFEST)
+    assert config.prefill_decode_ratio == 6
+    assert config.graph_bucket_sizes == (16, 64)
+    assert config.draft_length == 0
+    assert set(config.select_cells(MANIFEST)) == set(MANIFEST.cells)
+
+
+def test_an_unquoted_ratio_is_not_read_as_minutes_and_seconds() -> None:
+    assert parse_config(edited("prefill_decode_ratio", "1:5"), MANIFEST).prefill_decode_ratio == 5
+
+
+@pytest.mark.parametrize("key", ["enable_chunked_prefill", "enable_cuda_graph"])
+def test_mechanisms_can_be_switched_off(key: str) -> None:
+    assert getattr(parse_config(edited(key, "false"), MANIFEST), key) is False
+
+
+def test_drafting_can_be_switched_off_and_shortened() -> None:
+    manifest = replace(MANIFEST, draft_length=3)
+    on = edited("enable_mtp", "true").replace("mtp_num_heads: 0", "mtp_num_heads: 2")
+    assert parse_config(on, manifest).draft_length == 2
+    assert parse_config(on.replace("enable_mtp: true", "enable_mtp: false"), manifest).draft_length == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "pattern"),
+    [
+        ("graph_bucket_sizes", "[16, 48]", "48 was not captured.*allowed chunks: 16, 64"),
+        ("graph_bucket_sizes", "[64, 16]", "not ascending"),
+        ("max_prefill_chunk_size", "32", "32 is not among graph_bucket_sizes.*16, 64"),
+        ("prefill_decode_ratio", '"1:65"', '"1:N" with N from 1 to 64'),
+        ("prefill_decode_ratio", '"2:1"', '"1:N"'),
+        ("prefill_decode_ratio", '"1:9"', r"outside prefill_decode_ratio_range \[4, 8\]"),
+        ("prefill_decode_ratio_range", "[8, 4]", "not ascending"),
+        ("graph_batch_sizes", "[1, 3]", "3 was not captured.*1, 2, 4"),
+        ("graph_batch_sizes", "[2, 4]", "batch 1 is missing"),
+        ("kv_tiers", "[128]", "decode reaches 128 positions, context_tokens is 256"),
+        ("slots", "5", "whole number from 1 to 4, the artifact's slots, found 5"),
+        ("slots", "2", None),
+        ("context_tokens", "257", "from 1 to 256, the artifact's context"),
+        ("enable_mtp", "true", "this artifact has no drafter"),
+        ("mtp_num_heads", "1", "from 0 to 0, the artifact's draft length"),
+        ("mtp_acceptance_threshold", ".nan", "a number from 0"),
+        ("memory_margin_fraction", "0.6", r"a number from 0\.0 to 0\.5"),
+        ("warm_up", '"true"', "expected true or false, found 'true'"),
+        ("queue_limit", "1e3", "a whole number"),
+        ("queue_limit", "[1]", "found a list or a mapping"),
+        ("queue_limit", "!!python/object/apply:os.getpid []", "found a list or a mapping"),
+    ],
+)
+def test_impossible_edits_are_refused_with_line_and_reason(key: str, value: str, pattern: str | None) -> None:
+    with pytest.raises(ConfigError, match=pattern) as caught:
+        parse_config(edited(key, value), MANIFEST)
+    where = key if pattern else "graph_batch_sizes"  # fewer slots than the largest batch: the batch is at fault
+    assert str(caught.value).startswith(f"scheduler.yaml:{line_of(where)}: {where}: ")
+
+
+def test_a_typo_names_the_line_and_the_nearest_key() -> None:
+    text = SCHEDULER.replace("graph_batch_sizes", "graph_batchsizes")
+    with pytest.raises(
+        ConfigError, match=rf"yaml:{line_of('graph_batch_sizes')}: unknown key.*nearest.*graph_batch_sizes"
+    ):
+        parse_config(text, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("", "the file is not a mapping"),
+        ("runtime: 3", "runtime is not a mapping"),
+        ("runtime: {a: [", "not valid YAML"),
+        (SCHEDULER + "  slots: 2\n", "slots stands twice"),
+        (SCHEDULER.replace("  slots: 4\n", ""), "slots is missing"),
+        (SCHEDULER + "extra: 1\n", "unknown key 'extra'"),
+        (SCHEDULER.replace("[1, 2, 4]", "&a [*a]"), "aliases are not used"),
+        ("[" * 5000, "not valid YAML"),
+    ],
+)
+def test_a_damaged_file_is_refused(text: str, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        parse_config(text, MANIFEST)
+
+
+def test_overrides_are_checked_as_the_file_is() -> None:
+    changed = parse_config(SCHEDULER, MANIFEST, {"enable_cuda_graph": False, "graph_batch_sizes": (1,), "slots": 1})
+    assert (changed.enable_cuda_graph, changed.graph_batch_sizes, changed.slots) == (False, (1,), 1)
+    with pytest.raises(ConfigError, match=r"override: slots: .*found 9"):
+        parse_config(SCHEDULER, MANIFEST, {"slots": 9})
+    with pytest.raises(ConfigError, match=r"unknown key 'slotz'.*slots"):
+        parse_config(SCHEDULER, MANIFEST, {"slotz": 9})
+    with pytest.raises(ConfigError, match="not a plain value"):
+        parse_config(SCHEDULER, MANIFEST, {"slots": object()})
+
+
+def test_the_file_is_found_in_the_artifact(tmp_path: Path) -> None:
+    (tmp_path / "scheduler.yaml").write_text(SCHEDULER)
+    assert load_config(tmp_path, MANIFEST).slots == 4
+    (tmp_path / "scheduler.yaml").write_bytes(b"\xff")
+    with pytest.raises(ArtifactError, match="UTF-8"):
+        load_config(tmp_path, MANIFEST)
+
+
+def test_defaults_select_every_cell() -> None:
+    assert set(default_config(MANIFEST).select_cells(MANIFEST)) == set(MANIFEST.cells)
