@@ -1,0 +1,130 @@
+"""A toy decoder as a real engine: exported, built and opened for the GPU tests. Wide enough for the kernels in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import toys
+from edgebuild.checkpoint import open_checkpoint
+from edgebuild.engine.tensorrt import build_engine
+from edgebuild.export import FORMS, Forms, export_decoder
+from edgebuild.golden import make_golden
+from edgebuild.models import load_decoder
+from edgebuild.models.config import ModelConfig
+from edgert.backends.base import Setup, StepInputs, StepOutputs
+from edgert.backends.tensorrt import TensorRTBackend
+from edgert.cells import Cell
+from edgert.manifest_records import StateSpec
+from edgert.step import empty_step
+
+CACHE, CONTEXT, SLOTS, VOCABULARY = 320, 256, 4, 300
+SMALL, LARGE = Cell("prefill", 1, 16, 256), Cell("prefill", 1, 64, 256)
+ONE, TWO, FOUR = (Cell("decode", batch, 1, 256) for batch in (1, 2, 4))
+CELLS = (SMALL, LARGE, ONE, Cell("decode", 1, 1, 128), TWO, FOUR)
+MAKERS = {"llama": toys.make_llama, "qwen2": toys.make_qwen2, "qwen3": toys.make_qwen3}
+
+
+@dataclass(frozen=True)
+class Toy:
+    """artifact: folder with decoder.plan. reference: teacher-forced float32 logits of any token ids [n, V]."""
+
+    artifact: Path
+    checkpoint: Any
+    states: tuple[StateSpec, ...]
+
+    def reference(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        decoder = load_decoder(self.checkpoint, cache_tokens=CACHE)
+        positions = torch.arange(CACHE)
+        with torch.no_grad():
+            tokens, start = torch.tensor([list(ids)]), torch.zeros(1, dtype=torch.int64)
+            hidden, _ = decoder.backbone(tokens, start, positions, decoder.empty_states(1))
+            logits: npt.NDArray[np.float32] = decoder.head(hidden)[:, :VOCABULARY].float().numpy()
+        return logits
+
+    def golden(self) -> dict[str, Any]:
+        return make_golden(self.checkpoint, precision="float16", chunk_sizes=(16, 64), context_tokens=CONTEXT)
+
+    def setup(self, **options: Any) -> Setup:
+        return Setup(
+            self.artifact, CELLS, SLOTS, CACHE, VOCABULARY, self.states, {"flavour": "tensorrt-rtx", **options}
+        )
+
+    @contextmanager
+    def backend(self, **options: Any) -> Iterator[TensorRTBackend]:
+        """Warm and ready."""
+        backend = TensorRTBackend(self.setup(**options))
+        try:
+            backend.warm_up()
+            yield backend
+        finally:
+            backend.close()
+
+
+def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["tensorrt-rtx"]) -> Toy:
+    """Checkpoint → ONNX in float16 → engine with the cells above."""
+    make = MAKERS[family]
+    make(directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=64, ffn=256)
+    checkpoint = open_checkpoint(directory / "checkpoint")
+    artifact = directory / "artifact"
+    artifact.mkdir()
+    graph = export_decoder(
+        ModelConfig.from_hf(checkpoint.config),
+        checkpoint,
+        artifact,
+        cache_tokens=CACHE,
+        token_limit=VOCABULARY,
+        precision="float16",
+        forms=forms,
+    )
+    build_engine(graph.path, artifact / "decoder.plan", CELLS)
+    states = tuple(StateSpec(s.name, s.name + ".out", "float16", s.kind, s.shape) for s in graph.states)
+    return Toy(artifact, checkpoint, states)
+
+
+def prefill(
+    backend: TensorRTBackend, ids: Sequence[int], *, slot: int = 0, cell: Cell = SMALL, logits: bool = False
+) -> list[StepOutputs]:
+    """A prompt in chunks of one cell; one output a chunk."""
+    outputs = []
+    for start in range(0, len(ids), cell.query_rows):
+        part = ids[start : start + cell.query_rows]
+        step = empty_step(cell, slot)
+        step.tokens[0, : len(part)] = part
+        step.length[0] = start
+        step.valid[0] = step.forced[0] = len(part)
+        outputs.append(backend.launch(replace(step, want_logits=logits)).result())
+    return outputs
+
+
+def decode_step(
+    cell: Cell, first_slot: int, tokens: Sequence[int | None], lengths: Sequence[int], *, logits: bool = False
+) -> StepInputs:
+    """One decode launch; a token of None is the one that the device holds."""
+    step = empty_step(cell, first_slot)
+    step.valid[:] = step.forced[:] = 1
+    for row, (token, length) in enumerate(zip(tokens, lengths, strict=True)):
+        step.from_device[row] = token is None
+        if token is not None:
+            step.tokens[row, 0], step.length[row] = token, length
+    return replace(step, want_logits=logits)
+
+
+def generate(backend: TensorRTBackend, ids: Sequence[int], count: int, *, slot: int = 0, cell: Cell = ONE) -> list[int]:
+    """Greedy, one sequence, every step but the first fed from the device and launched before the last was read."""
+    tokens = [int(prefill(backend, ids, slot=slot)[-1].next_token[0])]
+    tickets = [
+        backend.launch(decode_step(cell, slot, [tokens[0] if place == 0 else None], [len(ids)]))
+        for place in range(count - 1)
+    ]
+    return tokens + [int(ticket.result().next_token[0]) for ticket in tickets]
+
+
+def relative(actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
