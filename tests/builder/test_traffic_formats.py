@@ -125,7 +125,29 @@ def test_columns_may_stand_in_any_order(write, order, rows, quoted):
 CELL = st.one_of(
     st.integers(0, 10**10).map(str),
     st.sampled_from(
-        ["", " ", "-5", "12.5", "1e3", "nan", "abc", " 12", "12 ", "+3", "0012", "١٢", "9" * 30, '"7"', '""']
+        [
+            "",
+            " ",
+            "-5",
+            "12.5",
+            "1e3",
+            "nan",
+            "abc",
+            " 12",
+            "12 ",
+            "+3",
+            "0012",
+            "12.0",
+            ".0",
+            "1.00",
+            "٣.0",
+            "\r",
+            "7\r",
+            "١٢",
+            "9" * 30,
+            '"7"',
+            '""',
+        ]
     ),
 )
 
@@ -140,7 +162,8 @@ def test_whole_blocks_and_single_rows_agree_on_any_damage(write, lines, good_at)
         patch.setattr(csv_format._Rows, "_take_fast", lambda _self, _block: False)
         slow = read_traffic(path)
     assert fast == slow
-    assert fast.requests + sum(fast.skipped.values()) == sum(1 for line in lines if line)
+    rows = "\n".join(lines).replace("\r", "\n").split("\n")
+    assert fast.requests + sum(fast.skipped.values()) == sum(1 for row in rows if row)
 
 
 @given(st.integers(1, 64), st.sampled_from([AZURE_2023, AZURE_2025, BURSTGPT, MOONCAKE]))
@@ -151,6 +174,27 @@ def test_block_ends_may_fall_anywhere(write, size, content):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "BLOCK_BYTES", max(size, len(content.split("\n")[0]) + 1))
         assert read_traffic(path) == whole
+
+
+def test_a_length_column_that_stands_twice_is_refused(write):
+    with pytest.raises(TrafficError, match="'contexttokens' stands 2 times"):
+        read_traffic(write("ContextTokens,contexttokens ,GeneratedTokens\n1,2,3\n"))
+
+
+def test_an_endless_field_is_a_bad_row(write):
+    histogram = read_traffic(write('t,ContextTokens,GeneratedTokens\n"' + "x" * 200_000 + '",1,2\n"y",3,4\n'))
+    assert same_lengths(histogram, [(3, 4)])
+    assert histogram.skipped == {"not a row of this format": 1}
+
+
+def test_line_ends_of_an_old_mac_are_line_ends(write):
+    assert same_lengths(read_traffic(write(AZURE_2023.replace("\r\n", "\r"))), THREE)
+
+
+def test_a_first_line_longer_than_a_block_is_still_recognised(write, monkeypatch):
+    monkeypatch.setattr(source, "BLOCK_BYTES", 64)
+    row = {"hash_ids": list(range(500)), "input_length": 374, "output_length": 44}
+    assert same_lengths(read_traffic(write(json.dumps(row))), [(374, 44)])
 
 
 def test_mooncake_rows_without_lengths_are_counted(write):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgebuild.errors import TrafficError
 from edgebuild.traffic.histogram import Counts, HistogramBuilder
 from edgebuild.traffic.source import Source
 
@@ -60,13 +61,15 @@ CSV_FORMATS = (
 
 def header_columns(line: bytes) -> list[str]:
     """Column names of a header line, in comparable form."""
-    text = line.decode("utf-8", "replace").strip("\r\n")
-    return [name.strip().lower() for name in next(csv.reader([text]), [])]
+    try:
+        return [name.strip().lower() for name in next(csv.reader([line.decode("utf-8", "replace")]), [])]
+    except csv.Error:  # a field that no header has
+        return []
 
 
 def find_csv_format(head: bytes) -> CsvFormat | None:
     """The CSV format that the first line of a file announces."""
-    columns = header_columns(head.split(b"\n", 1)[0])
+    columns = header_columns(_unix(head).split(b"\n", 1)[0])
     return next((form for form in CSV_FORMATS if form.matches(columns)), None)
 
 
@@ -74,10 +77,22 @@ def read_csv(source: Source, form: CsvFormat, builder: HistogramBuilder) -> None
     """Count every row of the trace; memory is that of one block."""
     parser: _Rows | None = None
     for block in source.blocks():
+        rows = _unix(block)
         if parser is None:
-            header, block = block.split(b"\n", 1)
-            parser = _Rows(header_columns(header), form, builder)
-        parser.take(block)
+            header, rows = rows.split(b"\n", 1)
+            columns = header_columns(header)
+            for name in (form.prompt, form.output):
+                if columns.count(name) > 1:
+                    raise TrafficError(
+                        f"{source.path}: column {name!r} stands {columns.count(name)} times in the header"
+                    )
+            parser = _Rows(columns, form, builder)
+        parser.take(rows)
+
+
+def _unix(block: bytes) -> bytes:
+    """Line ends of every kind as a line feed."""
+    return block.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in block else block
 
 
 class _Rows:
@@ -91,8 +106,6 @@ class _Rows:
 
     def take(self, block: bytes) -> None:
         """Count the rows of a block of whole lines."""
-        if b"\r" in block:
-            block = block.replace(b"\r\n", b"\n")
         if b"\n\n" in block or block.startswith(b"\n"):
             block = b"".join(line + b"\n" for line in block.split(b"\n") if line)
         if not block:
@@ -127,8 +140,15 @@ class _Rows:
     def _take_slow(self, block: bytes) -> None:
         prompts, outputs, labels = [], [], []
         bad = 0
-        for row in csv.reader(block.decode("utf-8", "replace").split("\n")[:-1]):
-            fields = [row[self.prompt].strip(), row[self.output].strip()] if len(row) == self.width else []
+        rows = csv.reader(block.decode("utf-8", "replace").split("\n")[:-1])
+        while True:
+            try:
+                row = next(rows, None)
+            except csv.Error:  # an endless field
+                row = []
+            if row is None:
+                break
+            fields = [_plain(row[self.prompt]), _plain(row[self.output])] if len(row) == self.width else []
             if not fields or not all(text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS for text in fields):
                 bad += 1
                 continue
@@ -155,10 +175,15 @@ class _Rows:
                 self.builder.label(text, requests)
 
 
+def _plain(text: str) -> str:
+    """A number without outer spaces and without the `.0` that some writers add to whole numbers."""
+    return text.strip(" ").removesuffix(".0")
+
+
 def _whole_numbers(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[Counts, npt.NDArray[np.bool_]]:
-    """The whole numbers between `starts` and `ends`, and which of the fields are one; outer spaces are allowed."""
+    """The whole numbers between `starts` and `ends`, and which of the fields are one (by the rule of `_plain`)."""
     starts, ends = starts.copy(), ends.copy()
     for _ in range(8):  # more padding than that is no number
         leading = (starts < ends) & (data[starts] == ord(" "))
@@ -167,7 +192,8 @@ def _whole_numbers(
             break
         starts += leading
         ends -= trailing & (starts < ends)
-    digits = ends - starts
+    whole = (ends - starts > 2) & (data[ends - 1] == ord("0")) & (data[ends - 2] == ord("."))
+    digits = ends - starts - 2 * whole
     ok = (digits >= 1) & (digits <= MOST_DIGITS)
     values = np.zeros(starts.size, np.int64)
     for place in range(int(digits[ok].max()) if ok.any() else 0):

@@ -16,7 +16,7 @@ from edgebuild.traffic.histogram import Histogram, HistogramBuilder
 from edgebuild.traffic.histogram_file import MARK, parse_histogram
 from edgebuild.traffic.json_format import CountTokens, read_mooncake, read_openai_batch, read_sharegpt
 from edgebuild.traffic.llamacpp import LlamaLog
-from edgebuild.traffic.source import LONGEST_LINE_BYTES, Progress, Source
+from edgebuild.traffic.source import Progress, Source
 
 KNOWN_FORMATS = (
     *(f"{form.name} (columns {', '.join((*form.also, form.prompt, form.output))})" for form in CSV_FORMATS),
@@ -105,12 +105,6 @@ def _first_keys(head: bytes) -> set[str]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            if b"\n" not in head and len(head) < LONGEST_LINE_BYTES:  # a first line longer than the first block
-                return {
-                    key
-                    for key in ("input_length", "output_length", "response", "custom_id", "conversations")
-                    if f'"{key}"'.encode() in head
-                }
             continue
         if isinstance(value, dict):
             return set(value)

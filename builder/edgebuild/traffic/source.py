@@ -77,7 +77,14 @@ class Source:
     def head(self) -> bytes:
         """The first block, without moving on; a byte order mark is dropped."""
         if not self._head:
-            self._head = self._read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf")
+            head = self._read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf")
+            # one object a line: detection needs the first line whole, however long it is
+            while head.lstrip()[:1] == b"{" and b"\n" not in head and len(head) < LONGEST_LINE_BYTES:
+                more = self._read(BLOCK_BYTES)
+                if not more:
+                    break
+                head += more
+            self._head = head
         return self._head
 
     def chunks(self) -> Iterator[bytes]:
