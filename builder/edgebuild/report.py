@@ -20,8 +20,8 @@ from edgebuild.traffic.histogram import Histogram
 # The viewBox is as wide as a phone, so that text keeps its size there and grows on a desk.
 WIDTH, HEIGHT = 360.0, 200.0
 LEFT, RIGHT, BASE = 8.0, 8.0, 172.0
-LABEL_ROW, LABEL_GAP, LABEL_ROWS = 11.0, 4.0, 4
-CHARACTER = 5.6  # width of one digit at the label's font size
+LABEL_ROW, LABEL_GAP, LABEL_ROWS = 12.0, 4.0, 6
+CHARACTER = 7.0  # width of one digit at the label's font size
 BINS = 72
 
 
@@ -93,6 +93,7 @@ def render_report(
     measured = dict(actual or {})
     golden = measured.pop("golden", None)
     chunks = plan.prefill.chunk_sizes
+    longest = plan.context_tokens
     repeats = range(2 * chunks[-1], plan.context_tokens, chunks[-1])
     return (
         template_environment(autoescape=True)
@@ -102,12 +103,18 @@ def render_report(
             plan=plan,
             view=(WIDTH, HEIGHT, LEFT, BASE),
             prompts=histogram_chart(
-                "Prompts by length, and the chunk sizes", histogram.prompt_counts, "requests", chunks, repeats
+                "Prompts by length, and the chunk sizes",
+                histogram.prompt_counts,
+                "requests",
+                longest,
+                chunks,
+                repeats,
             ),
             contexts=histogram_chart(
                 "Decode steps by context, and the KV tiers",
                 histogram.decode_context_counts,
                 "steps",
+                longest,
                 plan.decode.kv_tiers,
             ),
             padding=_padding(plan),
@@ -122,12 +129,15 @@ def render_report(
 
 
 def histogram_chart(
-    title: str, counts: npt.NDArray[np.int64], unit: str, marks: Sequence[int], minor: Iterable[int] = ()
+    title: str, counts: npt.NDArray[np.int64], unit: str, longest: int, marks: Sequence[int], minor: Iterable[int] = ()
 ) -> Chart:
-    """Bars over equal ranges of length, up to the last mark or the 99.5th percentile, whichever is further."""
+    """Bars over equal ranges of length, up to the last mark or the 99.5th percentile, whichever is further.
+
+    longest  lengths past it are not drawn (they are not served)
+    """
     total = int(counts.sum())
     percentile = int(np.searchsorted(np.cumsum(counts), 0.995 * total)) if total else 1
-    end = max(percentile, marks[-1], 1)
+    end = max(min(percentile, longest), marks[-1], 1)
     width = -(-end // BINS)  # tokens in one bar
     end = width * -(-end // width)
     lengths = np.arange(1, min(end, counts.size - 1) + 1)

@@ -123,12 +123,15 @@ def test_the_waterfall_has_no_gap_and_ends_at_the_device() -> None:
 @given(
     st.dictionaries(st.integers(1, 20_000), st.integers(1, 1000), max_size=20),
     st.lists(st.integers(1, 20_000), min_size=1, max_size=12, unique=True).map(sorted),
+    st.integers(1, 30_000),
 )
-def test_charts_stay_inside_their_frame_and_count_everything(counts: dict[int, int], marks: list[int]) -> None:
+def test_charts_stay_inside_their_frame_and_count_everything(
+    counts: dict[int, int], marks: list[int], longest: int
+) -> None:
     values = np.zeros(max(counts, default=1) + 1, np.int64)
     for length, count in counts.items():
         values[length] = count
-    chart = histogram_chart("prompts", values, "requests", marks)
+    chart = histogram_chart("prompts", values, "requests", longest, marks)
     assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and bar.y >= 0 for bar in chart.bars)
     assert all(0 <= mark.x <= WIDTH for mark in chart.marks)
     shown = sum(int(bar.title.split(": ")[1].split()[0].replace(",", "")) for bar in chart.bars)

@@ -208,14 +208,10 @@ def _chunk_tables(limits: Limits, prompts: Counts, max_chunk: int) -> list[Paddi
 
 def _prefill(limits: Limits, prompts: Counts, chosen: Padding) -> PrefillPlan:
     largest, count = chosen.sizes[-1], len(chosen.sizes)
-
-    def usual(sizes: tuple[int, ...]) -> list[int]:
-        return [size for size in sizes if size >= min(limits.min_chunk, largest)]  # the same bound for all
-
     return PrefillPlan(
         padding=chosen,
-        powers_of_two=padding_of(prompts, usual(powers_of_two(largest, count))),
-        uniform=padding_of(prompts, usual(uniform_steps(largest, count, limits.chunk_granularity))),
+        powers_of_two=padding_of(prompts, powers_of_two(largest, count)),
+        uniform=padding_of(prompts, uniform_steps(largest, count, limits.chunk_granularity)),
     )
 
 
