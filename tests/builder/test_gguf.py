@@ -269,3 +269,23 @@ def test_the_real_model_opens_whole(demo_gguf: Path) -> None:
     assert (config.layers, config.hidden_size, config.heads, config.kv_heads, config.head_dim) == (30, 576, 9, 3, 64)
     assert (config.rope.theta, config.rms_norm_eps, config.tie_word_embeddings) == (100_000.0, 1e-5, True)
     assert match_tensors(config.expected_tensors(), checkpoint) == ()
+
+
+@pytest.mark.slow
+def test_the_real_model_answers_through_transformers(demo_gguf: Path) -> None:
+    """Our names, row order, configuration and tokenizer in Transformers' own Llama: any mistake makes it babble."""
+    from tokenizers import Tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    checkpoint = open_checkpoint(demo_gguf)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**checkpoint.config)).eval()
+    state = {name: checkpoint.read(name) for name in checkpoint.names()}
+    assert model.load_state_dict(state, strict=False, assign=True).missing_keys == ["lm_head.weight"]
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config, device="cpu")
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json)
+    ids = tokenizer.encode("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n").ids
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=2, pad_token_id=2)
+    assert "Paris" in tokenizer.decode(out[0, len(ids) :].tolist())
