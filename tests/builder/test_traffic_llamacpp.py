@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from edgebuild.errors import TrafficError
 from edgebuild.traffic import Histogram, read_traffic, source
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 Write = Callable[[str], Path]
 
@@ -121,3 +123,41 @@ def test_a_shifted_context_tells_no_prompt_length(write):
     log = LLAMA_EARLY_2026.replace("truncated = 0", "truncated = 1")
     with pytest.raises(TrafficError, match=r"no usable request .*prompt length not logged"):
         read_traffic(write(log))
+
+
+def lines_of(slot: int, task: int, prompt: int, output: int, named: bool) -> list[str]:
+    """What one request logs; `named`: with a `new prompt` line, else only the release tells the prompt."""
+    head = f"id  {slot} | task {task} |"
+    first = [f"slot update_slots: {head} new prompt, n_ctx_slot = 8192, n_keep = 0, task.n_tokens = {prompt}"]
+    return [
+        f"slot launch_slot_: {head} processing task, is_child = 0",
+        *(first if named else []),
+        f"slot print_timing: {head} n_decoded = 7, tg = 12.00 t/s",
+        f"slot print_timing: {head} prompt eval time = 90.70 ms / 1 tokens (90.70 ms per token)",
+        f"slot print_timing: {head}        eval time = 9124.60 ms / {output} tokens (1.00 ms per token)",
+        f"slot      release: {head} stop processing: n_tokens = {prompt + output - 1}, truncated = 0",
+    ]
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 900), st.booleans()), min_size=1, max_size=6),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_requests_of_several_slots_may_interleave_anyhow(write, requests, data):
+    waiting = [lines_of(slot, 10 + slot, *request) for slot, request in enumerate(requests)]
+    log = []
+    while waiting:
+        at = data.draw(st.integers(0, len(waiting) - 1))
+        log.append(waiting[at].pop(0))
+        waiting = [lines for lines in waiting if lines]
+    histogram = read_traffic(write("\n".join(log)))
+    assert same_lengths(histogram, [(prompt, output) for prompt, output, _ in requests])
+    assert histogram.skipped == {}
+
+
+@given(requests=st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 900), st.booleans()), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_slot_serves_one_task_after_the_other(write, requests):
+    log = [line for task, request in enumerate(requests) for line in lines_of(0, task, *request)]
+    assert same_lengths(read_traffic(write("\n".join(log))), [(p, n) for p, n, _ in requests])
