@@ -52,12 +52,14 @@ def sample(logits: np.ndarray, number: float, temperature: float, top_k: int, to
     return int(order[min(int(np.searchsorted(kept, number, side="right")), len(order) - 1)])
 
 
-def reference(prompt: Sequence[int], params: SamplingParams, seed: int, context: int, eos: Sequence[int] = ()) -> list:
+def reference(
+    prompt: Sequence[int], params: SamplingParams, seed: int, context: int, eos: Sequence[int] = ()
+) -> list[int]:
     """Token ids of a request run alone, without any of edgert's machinery."""
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-    tokens, outputs = list(prompt), []
+    tokens, outputs = list(prompt), list[int]()
     while len(outputs) < params.max_tokens:
-        number = uniform(seed, len(outputs)) if params.temperature else 0.0
+        number = float(uniform(seed, len(outputs))) if params.temperature else 0.0
         token = sample(toy_logits(np.array(tokens)), number, params.temperature, params.top_k, params.top_p)
         outputs.append(token)
         if token in stops or len(tokens) == context:
@@ -103,7 +105,7 @@ class FakeBackend:
 
     def __post_init__(self) -> None:
         self.cache = np.full((self.slots, self.cache_tokens), GARBAGE, np.int64)
-        # As a recurrent layer's state: the committed tokens, folded in one after the other. Rejected rows must not enter.
+        # As a recurrent layer's state: the committed tokens, folded in one by one. Rejected rows must not enter.
         self.state = np.zeros(self.slots, np.int64)
         self.device_length = np.zeros(self.slots, np.int64)
         self.device_token = np.full(self.slots, -1, np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -275,21 +276,22 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
     trace = Trace(make_runtime(context=512, slots=2, cells=make_cells(512, chunks=(16,))))
     long = trace.submit([1] * 320, SamplingParams(max_tokens=1))
-    flood = [(turn, lambda: trace.submit([2] * 4, SamplingParams(max_tokens=1))) for turn in range(0, 400)]
+    flood = [(turn, lambda: trace.submit([2] * 4, SamplingParams(max_tokens=1))) for turn in range(400)]
     trace.run(flood)
     owners = [int(launch.step.first_slot) for launch in trace.backend.launches if launch.step.cell.kind == "prefill"]
     turns = [index for index, slot in enumerate(owners) if slot == 0]
-    assert max(after - before for before, after in zip(turns, turns[1:], strict=False)) <= PATIENCE + 1
+    assert max(after - before for before, after in pairwise(turns)) <= PATIENCE + 1
     assert trace.done(long).finish_reason == "length"
 
 
-def test_without_chunked_prefill_nothing_decodes_between_the_chunks_of_a_prompt() -> None:
-    for chunked in (True, False):
-        trace = Trace(make_runtime(context=512, cells=make_cells(512, chunks=(16,)), chunked_prefill=chunked))
-        trace.submit([1] * 8, SamplingParams(max_tokens=60))
-        trace.run([(10, lambda: trace.submit([2] * 200, SamplingParams(max_tokens=2)))])
-        longest = max(gap.count("prefill") for gap in trace.launch_gaps())
-        assert longest == (1 if chunked else 13)
+@pytest.mark.parametrize(("chunked", "chunks_in_a_row"), [(True, 1), (False, 13)])
+def test_without_chunked_prefill_nothing_decodes_between_the_chunks_of_a_prompt(
+    chunked: bool, chunks_in_a_row: int
+) -> None:
+    trace = Trace(make_runtime(context=512, cells=make_cells(512, chunks=(16,)), chunked_prefill=chunked))
+    trace.submit([1] * 8, SamplingParams(max_tokens=60))
+    trace.run([(10, lambda: trace.submit([2] * 200, SamplingParams(max_tokens=2)))])
+    assert max(gap.count("prefill") for gap in trace.launch_gaps()) == chunks_in_a_row
 
 
 @pytest.mark.parametrize(("length", "steps"), [(40, 7), (16 * 40, 4)])
@@ -299,7 +301,7 @@ def test_decode_steps_between_chunks_follow_the_backlog(length: int, steps: int)
     trace.run([(10, lambda: trace.submit([2] * length, SamplingParams(max_tokens=2)))])
     kinds = [launch.step.cell.kind for launch in trace.backend.launches]
     chunks = [index for index, kind in enumerate(kinds) if kind == "prefill"][1:]
-    between = [after - before - 1 for before, after in zip(chunks, chunks[1:], strict=False)]
+    between = [after - before - 1 for before, after in pairwise(chunks)]
     assert between[0] == steps if length > 100 else steps - 1 <= between[-1] <= steps + 1
     assert all(4 <= count <= 8 for count in between)
 
