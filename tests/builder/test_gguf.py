@@ -283,7 +283,7 @@ def test_the_real_model_answers_through_transformers(demo_gguf: Path) -> None:
     state = {name: checkpoint.read(name) for name in checkpoint.names()}
     assert model.load_state_dict(state, strict=False, assign=True).missing_keys == ["lm_head.weight"]
     model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config, device="cpu")
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json)
     ids = tokenizer.encode("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n").ids
     with torch.inference_mode():
