@@ -211,6 +211,16 @@ def test_a_smaller_precision_is_advised_only_where_the_backend_runs_it() -> None
     assert "float16" not in str(refused.value)
 
 
+def test_optional_weight_copies_are_given_up_first() -> None:
+    tight = limits(weight_copy_factor=1.19, device_bytes=16 * 10**9, context_tokens=2048)
+    with pytest.raises(DoesNotFit):
+        plan_for(tight, azure(), FOUR_B)
+    plan = plan_for(replace(tight, weight_copies_optional=True), azure(), FOUR_B)
+    assert plan.context_tokens == 2048
+    assert {line.label: line.bytes for line in plan.ledger.lines}["weight copies"] == 0
+    assert any("packed copy" in note for note in plan.notes)
+
+
 def test_a_model_too_large_for_any_setting_says_how_much_it_needs() -> None:
     with pytest.raises(DoesNotFit, match=r"no setting fits this model: .* needs a device of \d+\.\d+ GB"):
         plan_for(limits(device_bytes=4 * 10**9), azure(), FOUR_B)

@@ -5,6 +5,8 @@ context -> chunk sizes -> tiers -> draft length -> cells -> ledger. Pure: the sa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from edgebuild.errors import DoesNotFit
@@ -36,6 +38,7 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
     draft = choose_draft_length(limits.acceptance, limits.step_cost_ms, limits.acceptance_threshold)
     rows = _decode_rows(limits, draft)
     batches = batch_sizes(limits.slots, limits.batch_sizes)
+    limits = _without_copies(limits, model, context, batches[-1] * rows[-1], notes)
     context, max_chunk = _fit_context_and_chunk(limits, model, context, batches[-1] * rows[-1], notes)
 
     prompts, contexts, unservable = _servable(histogram, context)
@@ -130,6 +133,17 @@ def _request(limits: Limits, context: int, chunk: int, cells: int, decode_rows: 
         runtime_bytes=limits.runtime_bytes,
         other_precisions=limits.other_precisions,
     )
+
+
+def _without_copies(limits: Limits, model: ModelShape, context: int, decode_rows: int, notes: list[str]) -> Limits:
+    """Give up optional weight copies before anything else when they do not fit."""
+    if not limits.weight_copies_optional:
+        return limits
+    request = _request(limits, context, min(USEFUL_CHUNK, limits.max_chunk, context), limits.budget.total, decode_rows)
+    if draw_up(model, request).headroom_bytes >= 0:
+        return limits
+    notes.append("no room for a packed copy of the weights: batches and chunks run slower than they could")
+    return replace(limits, weight_copy_factor=0.0)
 
 
 def _fit_context_and_chunk(

@@ -30,7 +30,8 @@ class BackendCosts:
 # A decode step takes as long as this many prompt tokens in a chunk; an engine of at least two rows in every profile
 # holds its weights once (1.01-1.08 x) and grows by 2.8 MB a profile at 2 layers; a one-row profile would double them.
 GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 512 * MIB, 0.08, 2)
-# ONNX Runtime keeps prepacked copies: +640 MB beside 538 MB of weights. A cell is a shape, it holds no memory.
+# ONNX Runtime keeps prepacked copies where memory allows: +640 MB beside 538 MB of weights. A cell is a shape, it holds
+# no memory.
 CPU = BackendCosts(19, "measured on 2 CPU cores: 23 ms a chunk, 1.22 ms a prompt token at 135M", 0, 160 * MIB, 1.19, 1)
 
 
@@ -66,6 +67,7 @@ def limits_from(profile: Profile, model: ModelShape, max_cells: int | None = Non
         runtime_bytes=costs.runtime_bytes,
         weight_copy_factor=costs.weight_copy_factor,
         min_decode_rows=costs.min_decode_rows,
+        weight_copies_optional=profile.backend == "onnxruntime",
         queue_limit=16 * limits.slots,
         acceptance_threshold=mechanisms.mtp_acceptance_threshold,
         itl_ms=profile.slo.itl_ms,
