@@ -1,6 +1,6 @@
-"""An artifact's files against its manifest, and its manifest against this device, before any backend sees a file.
+"""An artifact's files against its manifest, before any backend sees one.
 
-Knows hashes, sizes and version strings; opens no engine.
+Knows hashes and sizes; opens no engine. Whether this device can run the plan is for the backend to say.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,15 +30,6 @@ class FileCheck:
     path: str
     bytes: int
     status: Literal["ok", "edited"]
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What this device offers a plan. backend_version: of the library that would load it; compute_capability: "8.7"."""
-
-    backend: str
-    backend_version: str
-    compute_capability: str | None
 
 
 def sha256_file(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
@@ -150,36 +141,3 @@ def require_complete(manifest: Manifest, directory: Path) -> None:
             f"{directory}: stopped after ONNX, it has no {manifest.backend.name} engine yet",
             hint=f"on the device: edgebuild resume {directory}",
         )
-
-
-def check_device(manifest: Manifest, device: DeviceInfo) -> None:
-    """A plan runs on the compute capability and the TensorRT version it was built for; both values are in the error.
-
-    An onnxruntime artifact runs on any version: the graph is standard ONNX. Raises ArtifactError.
-    """
-    wanted = manifest.backend
-    if wanted.name != device.backend:
-        raise ArtifactError(
-            f"the artifact is for backend {wanted.name}, this runtime has {device.backend}",
-            hint="rebuild for it, or install the other backend",
-        )
-    if wanted.name == "onnxruntime":
-        return
-    if device.compute_capability is None or device.compute_capability not in wanted.compute_capabilities:
-        has = device.compute_capability or "no NVIDIA GPU"
-        raise ArtifactError(
-            f"the plan is for compute capability {', '.join(wanted.compute_capabilities)}, this device has {has}",
-            hint="build for this device: edgebuild --profile ...",
-        )
-    if not _same_version(wanted.version, device.backend_version):
-        raise ArtifactError(
-            f"the plan was built by {wanted.name} {wanted.version}, this device has {device.backend_version}",
-            hint=f"install {wanted.name} {wanted.version}, or rebuild",
-        )
-
-
-def _same_version(built: str, found: str) -> bool:
-    """Plans are bound to the exact library version; a build suffix (1.6.1.120 against 1.6.1) is not compared."""
-    left, right = built.split("."), found.split(".")
-    common: Sequence[tuple[str, str]] = list(zip(left, right, strict=False))
-    return len(common) >= min(3, len(left), len(right)) and all(a == b for a, b in common)

@@ -1,4 +1,4 @@
-"""Files against the manifest, the manifest against the device: refused with both values, before a backend."""
+"""Files against the manifest: refused with both values, before a backend."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from edgert.errors import ArtifactError
-from edgert.integrity import DeviceInfo, check_device, check_files, require_complete
-from edgert.manifest import BackendInfo, load_manifest
+from edgert.integrity import check_files, require_complete
+from edgert.manifest import load_manifest
 from edgert.onnx_external import check_external_data
 from toy_artifact import make_artifact, toy_manifest, toy_onnx
 
@@ -113,38 +113,6 @@ def test_what_is_no_onnx_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "decoder.onnx").write_bytes(data)
     with pytest.raises(ArtifactError, match="not an ONNX model"):
         check_external_data(tmp_path / "decoder.onnx", {})
-
-
-# the device
-
-PLAN = replace(toy_manifest(), backend=BackendInfo("tensorrt-rtx", "1.6.1.120", ("8.9", "12.0"), "float16"))
-
-
-def test_a_plan_for_this_device_passes() -> None:
-    check_device(PLAN, DeviceInfo("tensorrt-rtx", "1.6.1.120", "8.9"))
-    check_device(PLAN, DeviceInfo("tensorrt-rtx", "1.6.1", "12.0"))
-    check_device(toy_manifest(), DeviceInfo("onnxruntime", "1.40.0", None))
-
-
-@pytest.mark.parametrize(
-    ("device", "pattern"),
-    [
-        (DeviceInfo("tensorrt-rtx", "1.6.1.120", "9.0"), r"compute capability 8\.9, 12\.0, this device has 9\.0"),
-        (DeviceInfo("tensorrt-rtx", "1.6.1.120", None), "this device has no NVIDIA GPU"),
-        (
-            DeviceInfo("tensorrt-rtx", "1.7.1.2", "8.9"),
-            r"built by tensorrt-rtx 1\.6\.1\.120, this device has 1\.7\.1\.2",
-        ),
-        (DeviceInfo("tensorrt-rtx", "1.6", "8.9"), None),
-        (DeviceInfo("tensorrt", "10.3.0", "8.9"), "for backend tensorrt-rtx, this runtime has tensorrt"),
-    ],
-)
-def test_a_plan_for_another_device_is_refused_with_both_values(device: DeviceInfo, pattern: str | None) -> None:
-    if pattern is None:
-        check_device(PLAN, device)  # a library that reports two components only
-        return
-    with pytest.raises(ArtifactError, match=pattern):
-        check_device(PLAN, device)
 
 
 def test_a_resumable_artifact_names_the_command_that_finishes_it() -> None:
