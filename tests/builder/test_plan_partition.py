@@ -158,7 +158,7 @@ def test_draft_length_is_the_best_rate_among_the_acceptable(
 
 
 def test_measured_smollm2_json_acceptance_gives_the_measured_mean_length() -> None:
-    # FINDINGS: JSON accepted 0.89 / 0.81 / 0.91 given the one before, mean accepted length 3.28
+    # measured on SmolLM2: JSON accepted 0.89 / 0.81 / 0.91 given the one before, mean accepted length 3.28
     assert expected_tokens([0.89, 0.81, 0.91], 3) == pytest.approx(3.28, abs=0.04)
 
 

@@ -27,8 +27,8 @@ class Limits:
     budget                cells that may be captured
     launch_cost_tokens    prompt tokens that take as long as one launch (one weight read)
     launch_cost_source    where that number came from, for people
-    min_decode_rows       2 where a one-row profile would double the engine (FINDINGS: 1.76-1.99 x the weights)
-    weight_copy_factor    engine bytes beyond the weights / weights; `weight_copies_optional`: the backend can do without
+    min_decode_rows       2 where a one-row profile would double the engine (measured: 1.76-1.99 x the weights)
+    weight_copy_factor    engine bytes beyond the weights / weights; `weight_copies_optional`: it can do without
     bandwidth_bytes_per_s peak memory bandwidth
     itl_ms                longest gap between two tokens that the plan should keep, None = no aim
     headroom_fraction     share of the planned memory that should stay free

@@ -1,6 +1,6 @@
 """KV tiers: how many cache positions a decode cell reads, at the least expected attention cost.
 
-A step at context n runs in the smallest tier >= n and costs in proportion to the tier, not to n (FINDINGS: the cost
+A step at context n runs in the smallest tier >= n and costs in proportion to the tier, not to n (measured: the cost
 follows the width given). Objective: the sum over decode steps of their tier. This module knows context lengths only.
 """
 
