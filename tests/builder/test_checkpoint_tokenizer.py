@@ -102,6 +102,14 @@ def test_a_broken_tokenizer_json_is_refused(llama: Path) -> None:
         _ = checkpoint.tokenizer
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_that_is_not_text_is_named(llama: Path, name: str) -> None:
+    (llama / name).write_bytes(b"\xff\xfe\x00")
+    checkpoint = open_checkpoint(llama)
+    with pytest.raises(CheckpointError, match=f"{name} is not UTF-8"):
+        _ = checkpoint.tokenizer
+
+
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +136,24 @@ def test_a_byte_fallback_tokenizer_survives_the_gguf(tmp_path: Path) -> None:
         assert ids == original.encode(text).ids
         assert rebuilt.decode(ids) == text
     assert files.token_limit == 340
+
+
+def test_merges_from_scores_are_those_of_transformers() -> None:
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    pieces = ["a", "b", "ab", "c", "bc", "abc", "aba", "ba", "cab", "aa", "bb"]
+    scores = [-1.0, -1.0, -3.0, -1.0, -3.0, -4.0, -5.0, -3.0, -5.0, -3.0, -9.0]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [1] * len(pieces),
+    }
+    state = json.loads(read_gguf_tokenizer(metadata, 100).tokenizer_json)
+    reference = generate_merges(
+        {piece: index for index, piece in enumerate(pieces)}, dict(zip(pieces, scores, strict=True))
+    )
+    assert [tuple(pair) for pair in state["model"]["merges"]] == [tuple(pair) for pair in reference]
 
 
 def test_every_end_of_a_gguf_is_an_eos(toy_llama: Path, tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Reads and checks headers only. Raises CheckpointError for what is missing, damaged or of an unknown kind.
     """
-    path = Path(path)
+    try:
+        return _open(Path(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if (path / "config.json").is_file() or not ggufs:

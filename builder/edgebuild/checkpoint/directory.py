@@ -90,8 +90,12 @@ class DirectoryCheckpoint(Checkpoint):
         return torch.frombuffer(buffer, dtype=dtype).reshape(tensor.shape)
 
     def load_tokenizer(self) -> TokenizerFiles:
-        config = {**self.config, **self.config.get("text_config", {})}
-        return read_tokenizer_files(self.path, config)
+        return read_tokenizer_files(self.path, {**self.config, **self._section("text_config")})
+
+    def _section(self, key: str) -> dict[str, Any]:
+        """An object inside config.json, empty where there is none."""
+        section = self.config.get(key)
+        return section if isinstance(section, dict) else {}
 
     def _stored(self, name: str) -> StoredTensor:
         tensor = self._tensors.get(name)
@@ -104,7 +108,7 @@ class DirectoryCheckpoint(Checkpoint):
         packed = sorted(name for name, tensor in self._tensors.items() if tensor.dtype not in FLOAT_DTYPES)
         if not packed:
             return
-        quantization = self.config.get("quantization_config") or self.config.get("compression_config") or {}
+        quantization = self._section("quantization_config") or self._section("compression_config")
         method = quantization.get("quant_method", "not named in config.json")
         raise CheckpointError(
             f"{self.path.name}: {len(packed)} of {len(self._tensors)} tensors are quantised (method: {method}), "

@@ -215,9 +215,10 @@ def _merges_from_scores(metadata: Mapping[str, Any], texts: list[str], types: li
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
-                ranked.append((-scores[index], -len(left), -len(right), pieces[left], pieces[right], left, right))
+                ids = (index, pieces[left], pieces[right])
+                ranked.append((-scores[index], -len(left), -len(right), *ids, left, right))
     ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    return [entry[-2:] for entry in ranked]
 
 
 def _post_processor(metadata: Mapping[str, Any], texts: list[str], adds_bos: bool) -> dict[str, Any] | None:

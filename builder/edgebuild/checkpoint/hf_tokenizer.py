@@ -26,7 +26,7 @@ def read_tokenizer_files(directory: Path, config: Mapping[str, Any]) -> Tokenize
             f"{directory.name}: no tokenizer.json{found}",
             hint="Transformers writes one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
         )
-    tokenizer_json = path.read_text(encoding="utf-8")
+    tokenizer_json = _read_text(path)
     vocabulary = vocabulary_of(tokenizer_json, path.name)
     tokenizer_config = _optional_json(directory / "tokenizer_config.json")
     generation_config = _optional_json(directory / "generation_config.json")
@@ -72,12 +72,19 @@ def vocabulary_of(tokenizer_json: str, name: str) -> dict[str, int]:
     return vocabulary
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path.name} is not UTF-8: {error.reason}", hint="fetch the file again") from error
+
+
 def _optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not readable JSON: {error}", hint="fetch the file again") from error
     return content if isinstance(content, dict) else {}
 
@@ -91,7 +98,7 @@ def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str 
     """chat_template.jinja wins over tokenizer_config.json, as in Transformers; of several named ones, "default"."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
