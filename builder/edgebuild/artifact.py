@@ -44,6 +44,7 @@ class ArtifactWriter:
         self.needed_bytes = needed_bytes
         self.directory = self.target.parent / f".{self.target.name}.{BUILDING}-{os.getpid()}"
         self._lock: int | None = None
+        self._sealed: dict[str, tuple[int, FileEntry]] = {}  # name -> (mtime in ns, entry): hashed once
 
     def __enter__(self) -> ArtifactWriter:
         if not self.target.name:
@@ -81,21 +82,31 @@ class ArtifactWriter:
     def seal(self, manifest: Manifest) -> Manifest:
         """Hash and flush every file written, then write the manifest that lists them. The artifact can be loaded now.
 
-        `manifest.files` is replaced. Raises ArtifactError where the manifest contradicts itself.
+        `manifest.files` is replaced; may be called again after more files were written. Raises ArtifactError where the
+        manifest contradicts itself.
         """
         entries = []
         for path in sorted(path for path in self.directory.rglob("*") if path.is_file()):
             name = path.relative_to(self.directory).as_posix()
             if name == MANIFEST_NAME:
                 continue
-            _flush(path)
-            entries.append(FileEntry(name, path.stat().st_size, sha256_file(path)))
+            entries.append(self._entry(path, name))
         sealed = replace(manifest, files=tuple(entries))
         data = canonical_json(sealed.to_json())
         sealed = parse_manifest(json.loads(data))  # what is written is what can be read
         _flush(self.write(MANIFEST_NAME, data))
         _flush(self.directory)
         return sealed
+
+    def _entry(self, path: Path, name: str) -> FileEntry:
+        status = path.stat()
+        known = self._sealed.get(name)
+        if known is not None and known[0] == status.st_mtime_ns and known[1].bytes == status.st_size:
+            return known[1]
+        _flush(path)
+        entry = FileEntry(name, status.st_size, sha256_file(path))
+        self._sealed[name] = (status.st_mtime_ns, entry)
+        return entry
 
     def publish(self) -> Path:
         """Put the sealed directory in the target's place; an artifact that was there is removed afterwards."""

@@ -10,9 +10,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from edgert.golden import GoldenReport
 from edgert.manifest import (
@@ -73,11 +74,12 @@ def build(
         manifest = _write_onnx(writer, profile, config, checkpoint, histogram, plan, model, stages)
         if profile.backend != "onnxruntime" and place.possible:
             manifest = _build_engine(writer.directory, writer, manifest, stages)
-        with stages.stage("report"):
-            _write_report(writer, manifest, plan, histogram)
         with stages.stage("hashes"):
             manifest = writer.seal(manifest)
         golden, not_checked = _check(writer.directory, manifest, stages)
+        with stages.stage("report"):
+            _write_report(writer, manifest, plan, histogram, golden)
+            manifest = writer.seal(manifest)
         path = writer.publish()
     resume = None if manifest.state == "complete" else f"edgebuild resume {path}"
     return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
@@ -240,11 +242,15 @@ def _build_engine(onnx: Path, writer: ArtifactWriter, manifest: Manifest, stages
     return replace(manifest, state="complete", backend=replace(manifest.backend, version=engine.version))
 
 
-def _write_report(writer: ArtifactWriter, manifest: Manifest, plan: Plan, histogram: Histogram) -> None:
+def _write_report(
+    writer: ArtifactWriter, manifest: Manifest, plan: Plan, histogram: Histogram, golden: GoldenReport | None
+) -> None:
     from edgebuild.report import render_report
 
-    weights = sum(path.stat().st_size for path in writer.directory.glob("decoder.*"))
-    writer.write("report.html", render_report(manifest.to_json(), plan, histogram, {"weights": weights}))
+    actual: dict[str, Any] = {"weights": sum(path.stat().st_size for path in writer.directory.glob("decoder.*"))}
+    if golden is not None:
+        actual["golden"] = asdict(golden)
+    writer.write("report.html", render_report(manifest.to_json(), plan, histogram, actual))
 
 
 def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[GoldenReport | None, str | None]:
