@@ -106,8 +106,10 @@ def check_external_data(path: Path, known: Mapping[str, int]) -> int:
     data = memoryview(path.read_bytes())
     count = 0
     try:
-        if not any(number == 7 and wire == 2 for number, wire, _, _ in _fields(data, 0, size)):
-            raise _Malformed("no graph")
+        present = {number for number, wire, _, _ in _fields(data, 0, size) if wire == 2}
+        for number, what in ((7, "graph"), (8, "operator set")):
+            if number not in present:
+                raise _Malformed(f"it has no {what}")
         for entry in _walk(data, _MODEL, 0, size, 0):
             count += 1
             _check_entry(entry, path.name, known)
