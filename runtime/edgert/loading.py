@@ -10,13 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from edgert.backends import resolve
 from edgert.backends.base import Backend, Setup
 from edgert.cells import Cell
-from edgert.config import CONFIG_NAME, RuntimeConfig, load_config, parse_config
-from edgert.errors import ConfigError
+from edgert.config import RuntimeConfig, load_config
 from edgert.golden import Golden, check_golden, load_golden
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
@@ -88,9 +85,7 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
     check_files(directory, manifest, "full" if options.pop("verify_files", True) else "sizes")
     require_complete(manifest, directory)
     changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
-    config = load_config(directory, manifest)
-    if changed:
-        config = _overridden(directory, manifest, changed)
+    config = load_config(directory, manifest, changed)
     return Loading(
         directory=directory,
         manifest=manifest,
@@ -150,17 +145,3 @@ def open_runtime(loading: Loading) -> Runtime:
     except BaseException:
         backend.close()
         raise
-
-
-def _overridden(directory: Path, manifest: Manifest, changed: Mapping[str, Any]) -> RuntimeConfig:
-    """scheduler.yaml with some keys changed, read as strictly as the file itself."""
-    document = yaml.safe_load((directory / CONFIG_NAME).read_text("utf-8"))
-    document["runtime"]["prefill_decode_ratio"] = f"1:{load_config(directory, manifest).prefill_decode_ratio}"
-    document["runtime"].update(
-        {key: list(value) if isinstance(value, (tuple, list)) else value for key, value in changed.items()}
-    )
-    try:
-        text = yaml.safe_dump(document, sort_keys=False)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"an override is not plain data: {str(error).splitlines()[0]}") from None
-    return parse_config(text, manifest)

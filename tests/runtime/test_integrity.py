@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgebuild.artifact import ArtifactWriter
+from edgert.engine import Engine
 from edgert.errors import ArtifactError
 from edgert.integrity import check_files, require_complete
-from edgert.manifest import load_manifest
+from edgert.manifest import BackendInfo, load_manifest
 from edgert.onnx_external import check_external_data
-from toy_artifact import make_artifact, toy_manifest, toy_onnx
+from toy_artifact import make_artifact, toy_manifest, toy_onnx, write_files
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,19 @@ def test_damage_is_refused(artifact: Path, damage: Callable[[Path], object], pat
     damage(artifact / "decoder.weights")
     with pytest.raises(ArtifactError, match=pattern):
         check_files(artifact, load_manifest(artifact))
+
+
+def test_a_plan_cut_in_half_never_reaches_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ArtifactWriter(tmp_path / "plan") as writer:
+        write_files(writer.directory)
+        for name in ("decoder.onnx", "decoder.weights"):
+            (writer.directory / name).unlink()
+        writer.write("decoder.plan", b"ftrt" + bytes(1000))
+        writer.commit(toy_manifest(backend=BackendInfo("tensorrt-rtx", "1.6.1.120", ("8.9",), "float16")))
+    monkeypatch.setattr("edgert.loading.resolve", lambda name: pytest.fail(f"backend {name} was opened"))
+    os.truncate(tmp_path / "plan" / "decoder.plan", 502)
+    with pytest.raises(ArtifactError, match=r"decoder\.plan: 502 bytes, the manifest says 1004"):
+        Engine.load(tmp_path / "plan")
 
 
 def test_dot_files_of_the_desktop_are_ignored(artifact: Path) -> None:
