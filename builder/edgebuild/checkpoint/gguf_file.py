@@ -18,6 +18,7 @@ from edgebuild.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MAXIMUM_DIMENSIONS = 4  # GGML_MAX_DIMS
 _HINT = "the file is damaged or its download was cut short: fetch it again"
 
@@ -55,21 +56,33 @@ class _Cursor:
         return value
 
     def text(self) -> str:
-        length = self.scalar("Q")
-        self._need(length)
-        raw = self._data[self.position : self.position + length]
-        self.position += length
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.damaged(f"a string at byte {self.position - length} is not UTF-8: {error.reason}") from error
+        return self._texts(1)[0]
 
-    def value(self, kind: int, *, nested: bool = False) -> Any:
+    def _texts(self, count: int) -> list[str]:
+        """`count` strings; a vocabulary has hundreds of thousands, so the loop does nothing twice."""
+        self._need(count * 8)  # a string takes at least its length field
+        data, position, end = self._data, self.position, len(self._data)
+        raw = []
+        for _ in range(count):
+            start = position + 8
+            length = _LENGTH.unpack_from(data, position)[0] if start <= end else 8
+            if length > end - start:
+                self.position = start
+                self._need(length)
+            position = start + length
+            raw.append(data[start:position])
+        self.position = position
+        try:
+            return [text.decode("utf-8") for text in raw]
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"a string before byte {position} is not UTF-8: {error.reason}") from error
+
+    def value(self, kind: int) -> Any:
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind == _STRING:
             return self.text()
-        if kind != _ARRAY or nested:  # no published key nests arrays
+        if kind != _ARRAY:
             raise self.damaged(f"value type {kind} at byte {self.position} is unknown")
         element, count = self.scalar("I"), self.scalar("Q")
         if element in _SCALARS:
@@ -78,8 +91,9 @@ class _Cursor:
             values = struct.unpack_from(f"<{count}{code}", self._data, self.position)
             self.position += count * struct.calcsize("<" + code)
             return list(values)
-        self._need(count * 8)  # a string takes at least its length field
-        return [self.value(element, nested=True) for _ in range(count)]
+        if element != _STRING:  # no published key nests arrays
+            raise self.damaged(f"array type {element} at byte {self.position} is unknown")
+        return self._texts(count)
 
     def damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._name}: {what}", hint=_HINT)

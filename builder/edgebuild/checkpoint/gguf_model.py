@@ -96,7 +96,12 @@ class GgufCheckpoint(Checkpoint):
                 raw = np.fromfile(file, dtype=np.uint8, count=rows * tensor.row_bytes)
                 if raw.size != rows * tensor.row_bytes:
                     raise CheckpointError(f"{self.path.name}: {tensor.name!r} is cut short; the file changed")
-                flat[first : first + rows] = _dequantise_rows(raw.reshape(rows, tensor.row_bytes), tensor.type_id)
+                block = _dequantise_rows(raw.reshape(rows, tensor.row_bytes), tensor.type_id)
+                if not np.isfinite(block).all():
+                    raise CheckpointError(
+                        f"{self.path.name}: {tensor.name!r} holds values that are not finite", hint="fetch it again"
+                    )
+                flat[first : first + rows] = block
         return out
 
     def _refuse_unknown(self) -> None:
@@ -229,5 +234,6 @@ def _dequantise_rows(raw: NDArray[np.uint8], type_id: int) -> NDArray[np.float32
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    values: NDArray[np.float32] = dequantize(raw, GGMLQuantizationType(type_id))
+    with np.errstate(all="ignore"):  # a damaged scale is NaN or huge: the caller looks at the result
+        values: NDArray[np.float32] = dequantize(raw, GGMLQuantizationType(type_id))
     return values
