@@ -97,7 +97,7 @@ class Engine(AbstractContextManager["Engine"]):
             task=task,
             arrival_s=self._clock(),
         )
-        handle = Handle(request.id, self._loop.cancel)
+        handle = Handle(request.id, self._cancel)
         detokenizer: TokenText | None = runtime.text.detokenizer() if runtime.text else None
         stops: StopText | None = _stop_matcher(params.stop) if params.stop else None
         self._loop.add(Output(request, handle, detokenizer, stops))
@@ -161,6 +161,10 @@ class Engine(AbstractContextManager["Engine"]):
         self.close()
 
     # --- checks ---
+
+    def _cancel(self, request_id: int) -> None:
+        """A handle holds this method, so that an engine lives as long as somebody waits for its tokens."""
+        self._loop.cancel(request_id)
 
     def _prompt_ids(self, prompt: Prompt | None, chat: Chat | None) -> tuple[int, ...]:
         if (prompt is None) == (chat is None):

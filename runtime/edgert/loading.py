@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,9 @@ from edgert.backends import resolve
 from edgert.backends.base import Backend, Setup
 from edgert.cells import Cell
 from edgert.config import RuntimeConfig, load_config
+from edgert.errors import BackendError, ConfigError
 from edgert.golden import Golden, check_golden, load_golden
+from edgert.hostmemory import available_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
 from edgert.policy import Ratio
@@ -25,6 +28,9 @@ from edgert.worker import Drafter, Worker
 if TYPE_CHECKING:
     from edgert.text import TextCodec
 
+# Ledger lines that a load can do without, by edgebuild.plan.memory's labels.
+OPTIONAL_LINES = ("margin", "weight copies")
+STATE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 CONFIG_KEYS = tuple(field.name for field in fields(RuntimeConfig))
 
 
@@ -86,6 +92,12 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
     require_complete(manifest, directory)
     changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
     config = load_config(directory, manifest, changed)
+    require_memory(manifest, config, available_bytes())
+    if config.draft_length:
+        raise ConfigError(
+            f"enable_mtp asks for {config.draft_length} drafts a step, this edgert has no drafter",
+            hint="set enable_mtp: false",
+        )
     return Loading(
         directory=directory,
         manifest=manifest,
@@ -145,3 +157,21 @@ def open_runtime(loading: Loading) -> Runtime:
     except BaseException:
         backend.close()
         raise
+
+
+def require_memory(manifest: Manifest, config: RuntimeConfig, available: int | None) -> None:
+    """Stop a load that the machine has no memory for, before the weights are read. Raises BackendError.
+
+    available: bytes, None = unknown. Counted are the ledger's lines without what is optional: the margin, and copies of
+    weights, which a backend makes only where there is room. Artifacts for a GPU are judged by their backend.
+    """
+    if available is None or manifest.backend.name != "onnxruntime":
+        return
+    per_slot = sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in manifest.states)
+    lines = [line for line in manifest.ledger if line.label not in OPTIONAL_LINES]
+    needed = sum(line.bytes for line in lines) - (manifest.slots - config.slots) * per_slot
+    if needed > available:
+        raise BackendError(
+            f"the artifact needs {needed / 1e6:,.0f} MB, {available / 1e6:,.0f} MB are available",
+            hint=f"free memory, or lower slots ({config.slots} now, {per_slot / 1e6:,.1f} MB each)",
+        )

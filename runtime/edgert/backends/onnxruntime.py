@@ -19,6 +19,7 @@ import onnxruntime as ort
 from edgert.backends.base import Setup, StepInputs, StepOutputs
 from edgert.cells import Cell
 from edgert.errors import ArtifactError, BackendError, ConfigError
+from edgert.hostmemory import available_bytes, resident_bytes
 
 MODEL_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
@@ -72,9 +73,9 @@ class OnnxRuntimeBackend:
         self._weight_bytes = weights.stat().st_size if weights.exists() else 0
         prepack = setup.options.get("prepack")
         self._prepack = _memory_allows(self._weight_bytes) if prepack is None else bool(prepack)
-        before = _resident_bytes()
+        before = resident_bytes() or 0
         self._session: Any = self._open(setup.artifact / MODEL_NAME)
-        self._session_bytes = max(0, _resident_bytes() - before)
+        self._session_bytes = max(0, (resident_bytes() or 0) - before)
         self._check_graph()
         self._states = {state.input: _state_array(setup.slots, state.dtype, state.shape) for state in setup.states}
         self._bound: dict[tuple[Cell, int, bool], _Bound] = {}
@@ -82,10 +83,15 @@ class OnnxRuntimeBackend:
         self._length = np.zeros(setup.slots, np.int64)
 
     def warm_up(self) -> None:
-        """Run each shape once at its smallest tier, with idle rows: the arena grows now and weights are read in."""
+        """Run each decode shape and the largest chunk once, with idle rows: the arena grows now, weights are read in.
+
+        Shapes are dynamic here, so other chunks and tiers gain nothing from a run of their own.
+        """
         shapes: dict[tuple[int, int], Cell] = {}
+        largest = max((cell.query_rows for cell in self.cells if cell.kind == "prefill"), default=0)
         for cell in sorted(self.cells, key=lambda cell: -cell.kv_tier):
-            shapes[(cell.batch, cell.query_rows)] = cell
+            if cell.kind == "decode" or cell.query_rows == largest:
+                shapes[(cell.batch, cell.query_rows)] = cell
         for cell in sorted(shapes.values(), key=lambda cell: -cell.batch * cell.query_rows):
             bound = self._binding(cell, 0, logits=False)
             for name in ("tokens", "length", "valid", "forced"):
@@ -244,21 +250,8 @@ def _state_array(slots: int, dtype: str, shape: tuple[int, ...]) -> Array:
 
 def _memory_allows(weight_bytes: int) -> bool:
     """Whether the weights and their packed copy fit into half of what is available; no figure: no packing."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return (1 + PREPACK_COPIES) * weight_bytes <= int(line.split()[1]) * 1024 / 2
-    except (OSError, ValueError, IndexError):
-        return False
-    return False
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    available = available_bytes()
+    return available is not None and (1 + PREPACK_COPIES) * weight_bytes <= available / 2
 
 
 def _first_line(error: Exception) -> str:
