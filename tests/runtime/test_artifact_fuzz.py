@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fuzz_artifact import MUTATIONS, run
+from artifact_mutations import MUTATIONS
+from fuzz_artifact import run
 from toy_artifact import make_artifact
 
 
