@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # type checkers take it for true; the typing module alone would be most of a cold import
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgert.aio import AsyncEngine
     from edgert.engine import Engine
     from edgert.errors import EdgertError
