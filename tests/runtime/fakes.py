@@ -145,6 +145,8 @@ class FakeBackend:
             assert self.device_token[slot] >= 0, "the device has no token for this slot"
             tokens[0], length = self.device_token[slot], int(self.device_length[slot])
         assert (tokens[valid:] == 0).all(), "padding carries token 0"
+        if valid and length == 0:
+            assert self.state[slot] == 0, "a new sequence starts in a slot that was not reset"
         assert length + rows <= self.cache_tokens
         self.cache[slot, length : length + rows] = np.where(np.arange(rows) < valid, tokens, GARBAGE)
         for column in range(sampled.shape[1]):
