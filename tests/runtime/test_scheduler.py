@@ -317,6 +317,27 @@ def test_running_ahead_wastes_one_row_for_each_sequence_that_ends_by_a_token() -
     assert sum(from_device) > len(from_device) / 2
 
 
+def test_a_result_that_comes_after_its_request_ended_is_not_the_next_ones() -> None:
+    free = reference([9] * 6, SamplingParams(max_tokens=30), 0, 256)
+    trace = Trace(make_runtime(run_ahead=1, slots=1, eos=(free[10],)))
+    numbers = [trace.submit([9] * 6, SamplingParams(max_tokens=30)) for _ in range(3)]
+    numbers.append(trace.submit([4] * 5, SamplingParams(max_tokens=7, ignore_eos=True)))
+    trace.run()
+    for number in numbers:
+        assert list(trace.done(number).token_ids) == trace.expected(number)
+    assert trace.worker.counters.discarded_rows == 3
+
+
+def test_without_batches_streams_take_turns() -> None:
+    trace = Trace(make_runtime(slots=3, cells=make_cells(256, batches=(1,))))
+    for start in range(3):
+        trace.submit([start + 1] * 4, SamplingParams(max_tokens=30))
+    trace.run()
+    slots = [launch.step.first_slot for launch in trace.backend.launches if launch.step.cell.kind == "decode"]
+    all_three_stream = range(20, 50)
+    assert all(len(set(slots[index : index + 3])) == 3 for index in all_three_stream)
+
+
 def test_limits_refuse_cells_that_leave_a_length_unserved() -> None:
     for kind in ("prefill", "decode"):
         cells = tuple(cell for cell in make_cells(256) if cell.kind != kind or cell.kv_tier < 256)
