@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from edgert.errors import ArtifactError, BackendError, ConfigError, GoldenMismatch
 from edgert.golden import GoldenReport
 from edgert.manifest import (
     BackendInfo,
@@ -39,6 +42,7 @@ from edgebuild.progress import Stages
 from edgebuild.traffic import Histogram, dump_histogram
 
 _TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "tokenizers")
+_LEAN = {"prepack": False}  # the check runs beside the builder: no second copy of the weights
 ONNX_FILES = ("decoder.onnx", "decoder.weights")
 
 
@@ -204,8 +208,7 @@ def _write_onnx(
         inputs=tuple(TensorSpec(t.name, t.dtype, t.shape) for t in graph.inputs),
         outputs=tuple(TensorSpec(t.name, t.dtype, t.shape) for t in graph.outputs),
         states=tuple(
-            StateSpec(state.name, f"{state.name}.out", profile.precision, state.kind, state.shape)
-            for state in graph.states
+            StateSpec(state.name, f"{state.name}.out", state.dtype, state.kind, state.shape) for state in graph.states
         ),
         ledger=tuple(LedgerLine(line.label, line.bytes, line.formula) for line in plan.ledger.lines),
         budget_bytes=plan.ledger.device_bytes,
@@ -263,26 +266,21 @@ def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[GoldenR
             built_for = ", ".join(manifest.backend.compute_capabilities)
             return None, f"built for compute capability {built_for}; this machine has {found or 'no NVIDIA GPU'}"
     with stages.stage("golden check"):
-        report = check_artifact(directory)
+        report = check_artifact(directory, manifest.backend.name)
     stages.note(f"{report.steps} steps, worst relative error {report.worst_error:.1e} of {report.tolerance:.0e}")
     return report, None
 
 
-def check_artifact(directory: Path) -> GoldenReport:
-    """Open the artifact's backend and run its golden vectors. Raises EdgertError."""
-    from edgert.golden import check_golden, load_golden
-    from edgert.loading import open_runtime, plan_loading
-
-    loading = plan_loading(directory, {"check_golden_at_load": False, "warm_up": False})
-    runtime = open_runtime(loading)
-    try:
-        golden = load_golden(directory, loading.manifest.model)
-        limits = runtime.limits
-        return check_golden(
-            runtime.backend, golden, cells=limits.cells, slots=limits.slots, context_tokens=limits.context_tokens
-        )
-    finally:
-        runtime.backend.close()
+def check_artifact(directory: Path, backend: str) -> GoldenReport:
+    """Golden vectors through the runtime in a process of its own: no torch, no builder. Raises EdgertError."""
+    options = json.dumps(_LEAN if backend == "onnxruntime" else {})
+    command = [sys.executable, "-m", "edgert.selfcheck", str(directory), options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return GoldenReport(**json.loads(result.stdout))
+    message = result.stderr.strip().splitlines()[-1:] or [f"the check ended with status {result.returncode}"]
+    errors = {kind.exit_code: kind for kind in (ArtifactError, ConfigError, BackendError, GoldenMismatch)}
+    raise errors.get(result.returncode, BackendError)(message[0])
 
 
 def model_name(path: Path) -> str:

@@ -134,14 +134,13 @@ def run_verify(artifact: Path, *, golden: bool = True) -> int:
     if not golden:
         click.echo("skipped golden vectors (--no-golden)")
         return 0
-    return _run_golden(loading, artifact)
+    return _run_golden(loading)
 
 
-def _run_golden(loading: Any, artifact: Path) -> int:
-    from edgert.golden import check_golden, load_golden
+def _run_golden(loading: Any) -> int:
     from edgert.loading import open_runtime
+    from edgert.selfcheck import run_golden
 
-    vectors = load_golden(artifact, loading.manifest.model)
     try:
         runtime = open_runtime(replace(loading, golden=None))
     except GoldenMismatch:
@@ -150,16 +149,7 @@ def _run_golden(loading: Any, artifact: Path) -> int:
         click.echo(f"not run golden vectors: {error}")
         click.echo(f"the files are sound; run this on the device to finish the check (exit code {GOLDEN_NOT_RUN})")
         return GOLDEN_NOT_RUN
-    try:
-        report = check_golden(
-            runtime.backend,
-            vectors,
-            cells=loading.cells,
-            slots=runtime.limits.slots,
-            context_tokens=runtime.limits.context_tokens,
-        )
-    finally:
-        runtime.backend.close()
+    report = run_golden(runtime, loading)
     click.echo(
         f"ok      golden vectors  ({report.steps} positions, worst relative error {report.worst_error:.2g}, "
         f"allowed {report.tolerance:g})"
