@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def build(
             _write_report(writer, manifest, plan, histogram, golden)
             manifest = writer.seal(manifest)
         path = writer.publish()
-    resume = None if manifest.state == "complete" else f"edgebuild resume {path}"
+    resume = None if manifest.state == "complete" else f"edgebuild resume {shlex.quote(str(path))}"
     return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
 
 
@@ -98,7 +99,7 @@ def resume(artifact: Path, stages: Stages) -> Built:
         manifest = load_manifest(artifact)
         check_files(artifact, manifest, "full")
     if manifest.state == "complete":
-        raise EngineError(f"{artifact}: complete already", hint=f"edgert generate {artifact} --prompt TEXT")
+        raise EngineError(f"{artifact}: complete already", hint=f"edgert generate {shlex.quote(str(artifact))} --prompt TEXT")
     place = can_build_here(_Target(manifest.backend))
     if not place.possible:
         raise EngineError(f"the {manifest.backend.name} engine cannot be built here: {place.reason}",

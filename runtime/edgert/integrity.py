@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,5 +140,5 @@ def require_complete(manifest: Manifest, directory: Path) -> None:
     if manifest.state != "complete":
         raise ArtifactError(
             f"{directory}: stopped after ONNX, it has no {manifest.backend.name} engine yet",
-            hint=f"on the device: edgebuild resume {directory}",
+            hint=f"on the device: edgebuild resume {shlex.quote(str(directory))}",
         )

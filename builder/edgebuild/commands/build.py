@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,4 +90,4 @@ def _finish(built: Built, seconds: dict[str, float], as_json: bool) -> None:
     if built.next_step is not None:
         click.echo(f"to finish it on the device:\n  {built.next_step}")
     elif golden is not None:
-        click.echo(f"try it:\n  edgert chat {built.path}")
+        click.echo(f"try it:\n  edgert chat {shlex.quote(str(built.path))}")

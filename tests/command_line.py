@@ -1,0 +1,59 @@
+"""Runs `edgebuild` and `edgert` as a user does: the installed console scripts, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(sys.executable).parent
+TOY_LIMITS = "limits: {context_tokens: 256, max_chunk: 64, max_prefill_cells: 6, max_decode_cells: 6}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a finished command left: exit code, both streams, CPU seconds of the process, its peak memory."""
+
+    code: int
+    out: str
+    err: str
+    cpu_s: float
+    peak_bytes: int
+
+    @property
+    def error_line(self) -> str:
+        """The one line on stderr that is an error; fails where there is a traceback or more than one."""
+        assert "Traceback" not in self.err, self.err
+        lines = [line for line in self.err.splitlines() if line.startswith(("edgebuild: ", "edgert: "))]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+def command(name: str, *arguments: str | Path) -> list[str]:
+    """The command line of a console script of this environment."""
+    return [str(SCRIPTS / name), *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """This one's, without a terminal's width or colours in the output, one thread a process."""
+    return {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def run(arguments: Sequence[str | Path], cwd: Path | None = None) -> Ran:
+    """Run `arguments` (a script's name first) to its end."""
+    name, *rest = arguments
+    line = command(str(name), *rest) if name in ("edgebuild", "edgert") else [str(name), *map(str, rest)]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(line, cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        _, status, usage = os.wait4(process.pid, 0)  # the usage of this one child
+        process.returncode = os.waitstatus_to_exitcode(status)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode())
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Ran(process.returncode, texts[0], texts[1], cpu_s, usage.ru_maxrss * 1024)
