@@ -7,7 +7,7 @@ tokenizer_config.json, and returns it. Same arguments, same bytes. Knows nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,107 @@ def make_qwen3(directory: Path, **options: Any) -> Path:
     return _make("Qwen3", directory, **options)
 
 
+def make_qwen3_5(directory: Path, *, nested: bool = False, **options: Any) -> Path:
+    """A dense Qwen3.5 checkpoint; see `_make_hybrid`. nested: as published, a text model beside a vision tower."""
+    return _make_hybrid("Qwen3_5", directory, nested=nested, **options)
+
+
+def make_qwen3_5_moe(directory: Path, *, nested: bool = False, **options: Any) -> Path:
+    """A Qwen3.5 checkpoint with experts in every layer; see `_make_hybrid`."""
+    return _make_hybrid("Qwen3_5Moe", directory, nested=nested, **EXPERTS | options)
+
+
+def make_qwen3_next(directory: Path, **options: Any) -> Path:
+    """A Qwen3-Next checkpoint: grouped projections, experts in the layers that the config names; see `_make_hybrid`."""
+    return _make_hybrid("Qwen3Next", directory, **EXPERTS | options)
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+           "shared_expert_intermediate_size": 40}  # fmt: skip
+
+
+def _make_hybrid(
+    family: str,
+    directory: Path,
+    *,
+    nested: bool = False,
+    tied: bool = True,
+    seed: int = 0,
+    vocabulary_rows: int = 320,
+    tokens: int = 300,
+    hidden: int = 64,
+    layers: int = 4,
+    interval: int = 4,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    key_heads: int = 2,
+    value_heads: int = 4,
+    key_dim: int = 16,
+    value_dim: int = 24,
+    partial: float = 0.25,
+    ffn: int = 128,
+    context: int = 2048,
+    dtype: str = "float32",
+    shards: int = 1,
+    tokenizer: Tokenizer | None = None,
+    **config_overrides: Any,
+) -> Path:
+    """Write a random hybrid model: every `interval`-th layer is gated attention, the others are Gated DeltaNet."""
+    import transformers
+
+    prefix = family if family == "Qwen3Next" else f"{family}Text"
+    if family != "Qwen3_5Moe":
+        config_overrides["intermediate_size"] = ffn
+    config = getattr(transformers, f"{prefix}Config")(
+        vocab_size=vocabulary_rows,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=value_dim,
+        layer_types=["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)],
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": partial},
+        rms_norm_eps=1e-6,
+        initializer_range=0.12,
+        tie_word_embeddings=tied,
+        bos_token_id=IM_START,
+        eos_token_id=IM_END,
+        pad_token_id=IM_END,
+        **config_overrides,
+    )
+    kind = "ForCausalLM"
+    if nested:
+        vision = getattr(transformers, f"{family}Config")().vision_config.to_dict() | {
+            "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": hidden,
+        }  # fmt: skip
+        config = getattr(transformers, f"{family}Config")(
+            text_config=config.to_dict(), vision_config=vision, tie_word_embeddings=tied
+        )
+        kind = "ForConditionalGeneration"
+
+    def wide(name: str) -> tuple[float, float] | None:
+        """Mean and spread of what an ordinary start would leave at a constant or near zero."""
+        if name.endswith("linear_attn.norm.weight"):
+            return 1.0, 0.2
+        if name.endswith("conv1d.weight"):
+            return 0.0, 0.5
+        if "norm" in name:
+            return 0.0, 0.2
+        return (0.0, 0.5) if name.endswith(("dt_bias", "A_log")) else None
+
+    _save(family + kind, config, directory, wide, seed, dtype)
+    if shards > 1:
+        _split(directory, shards)
+    write_tokenizer(directory, tokenizer or byte_level_tokenizer(tokens))
+    return directory
+
+
 def _make(
     family: str,
     directory: Path,
@@ -114,7 +215,6 @@ def _make(
     shards: 1 → model.safetensors; more → numbered shards and an index.
     tokenizer: the byte-level one with `tokens` ids unless given. vocabulary_rows may exceed the ids it knows (C6).
     """
-    import torch
     import transformers
 
     config = getattr(transformers, f"{family}Config")(
@@ -135,26 +235,46 @@ def _make(
         pad_token_id=IM_END,
         **config_overrides,
     )
+
+    def wide(name: str) -> tuple[float, float] | None:
+        if "norm" in name:  # all ones would hide a norm that is skipped or swapped
+            return 1.0, 0.2
+        return (0.0, 0.3) if name.endswith(".bias") else None
+
+    _save(f"{family}ForCausalLM", config, directory, wide, seed, dtype)
+    if shards > 1:
+        _split(directory, shards)
+    write_tokenizer(directory, tokenizer or byte_level_tokenizer(tokens))
+    return directory
+
+
+def _save(
+    architecture: str,
+    config: Any,
+    directory: Path,
+    wide: Callable[[str], tuple[float, float] | None],
+    seed: int,
+    dtype: str,
+) -> None:
+    """Make the model, redraw the parameters for which `wide` gives a mean and a spread, and write it."""
+    import torch
+    import transformers
+
     directory.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = getattr(transformers, architecture)(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name:  # all ones would hide a norm that is skipped or swapped
-                    parameter.copy_(1.0 + 0.2 * torch.randn_like(parameter))
-                elif name.endswith(".bias"):
-                    parameter.copy_(0.3 * torch.randn_like(parameter))
+                drawn = wide(name)
+                if drawn is not None:
+                    parameter.copy_(drawn[0] + drawn[1] * torch.randn_like(parameter))
     model = model.to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=IM_START, eos_token_id=[IM_END, END_OF_TEXT], pad_token_id=IM_END
     )
     model.save_pretrained(directory)
-    if shards > 1:
-        _split(directory, shards)
-    write_tokenizer(directory, tokenizer or byte_level_tokenizer(tokens))
-    return directory
 
 
 def _split(directory: Path, shards: int) -> None:

@@ -17,7 +17,8 @@ from edgebuild.export.forms import Forms
 from edgebuild.export.trace import simplify, trace
 from edgebuild.export.weights import WeightFile
 from edgebuild.models.config import ModelConfig
-from edgebuild.models.decoder import Decoder, State
+from edgebuild.models.decoder import Decoder
+from edgebuild.models.parts import State
 
 _INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 _OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
@@ -102,9 +103,8 @@ def _trace_decoder(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
     def whole(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64)
 
-    states = [torch.empty(b, *state.shape, dtype=decoder.dtype, device="meta") for state in decoder.states()]
     with FakeTensorMode():
-        states = [torch.empty(state.shape, dtype=state.dtype) for state in states]
+        states = decoder.empty_states(b)
         arguments = (
             *(whole(b, q), whole(b), whole(b), whole(b), whole(t)),
             *(torch.empty(b, r), torch.empty(b), whole(b), torch.empty(b)),
@@ -120,12 +120,13 @@ def _stream(
 ) -> None:
     """Give every fake initializer its value, straight from the checkpoint."""
     constants = decoder.constants()
-    parameters = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    parameters = dict(decoder.named_parameters())
     pending = [name for name in model.graph.initializers if name in parameters or name in constants]
     for index, name in enumerate(pending):
-        tensor = constants.pop(name) if name in constants else weights.read(name).to(decoder.dtype)
-        if name in parameters and tensor.shape != parameters[name]:
-            raise ExportError(f"{name}: the model needs shape {tuple(parameters[name])}, got {tuple(tensor.shape)}")
+        tensor = constants.pop(name) if name in constants else weights.read(name).to(parameters[name].dtype)
+        if name in parameters and tensor.shape != parameters[name].shape:
+            needed = tuple(parameters[name].shape)
+            raise ExportError(f"{name}: the model needs shape {needed}, got {tuple(tensor.shape)}")
         model.graph.initializers[name].const_value = file.append(name, tensor)
         progress("weights", (index + 1) / len(pending))
     missing = parameters.keys() - set(pending)

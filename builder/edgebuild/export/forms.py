@@ -7,6 +7,8 @@ the last word:
   the query heads of a KV group folded into query rows.
 - sampling "conditional": the branches for temperature and for filters run only when a row asks for them (`If`).
   "branchless": everything is computed, top-k and top-p over the best `BEST` tokens; for backends that capture graphs.
+- experts "looped" over those that a row chose, or "gathered" for each row (expert_forms.py).
+- the gated delta rule has one form (delta_form.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from onnxscript import FLOAT, INT64, script
 from onnxscript.onnx_opset import opset18 as op18  # scripts enter a graph that is raised to 24 afterwards
 from onnxscript.onnx_opset import opset24 as op
 
+from edgebuild.export.delta_form import gated_delta
+from edgebuild.export.expert_forms import experts_gathered, experts_looped
+
 BEST = 64  # candidates that the branchless form filters over
 _GROUP = 128  # vocabulary entries per group in the two-stage top-k
 
@@ -31,12 +36,13 @@ class Forms:
 
     attention: Literal["native", "written_out"] = "native"
     sampling: Literal["conditional", "branchless"] = "conditional"
+    experts: Literal["looped", "gathered"] = "looped"
 
 
 FORMS: Mapping[str, Forms] = {
-    "onnxruntime": Forms(attention="native", sampling="conditional"),
-    "tensorrt": Forms(attention="written_out", sampling="branchless"),
-    "tensorrt-rtx": Forms(attention="written_out", sampling="branchless"),
+    "onnxruntime": Forms(attention="native", sampling="conditional", experts="looped"),
+    "tensorrt": Forms(attention="written_out", sampling="branchless", experts="gathered"),
+    "tensorrt-rtx": Forms(attention="written_out", sampling="branchless", experts="gathered"),
 }
 
 
@@ -49,6 +55,8 @@ def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., An
         operators.linear.default: _linear,
         operators.cache_update.default: _cache_update,
         operators.attention.default: attention,
+        operators.gated_delta.default: gated_delta,
+        operators.experts.default: {"looped": experts_looped, "gathered": experts_gathered}[forms.experts],
         operators.sample.default: sample,
     }
 

@@ -11,13 +11,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgebuild.errors import CheckpointError
+from edgebuild.models.hybrid_config import (
+    ATTENTION,
+    DELTA_NET,
+    DeltaNetConfig,
+    MoeConfig,
+    read_delta_net,
+    read_layer_kinds,
+    read_moe,
+    rotary_width,
+)
+from edgebuild.models.hybrid_config import positive as _whole
 
 # model_type -> attention biases on q, k, v / on o when the config does not say; q/k norm
 FAMILIES: Mapping[str, tuple[bool, bool, bool]] = {
     "llama": (False, False, False),
     "qwen2": (True, False, False),
     "qwen3": (False, False, True),
+    "qwen3_5": (False, False, True),
+    "qwen3_5_moe": (False, False, True),
+    "qwen3_next": (False, False, True),
 }
+HYBRID = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+_HYBRID_PARTIAL_ROTARY = 0.25  # of a hybrid config that does not say
+_MROPE_KEYS = {"mrope_section", "mrope_interleaved"}  # of images: for text all three axes are the position
 
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 _COMMON_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
@@ -71,6 +88,13 @@ class ModelConfig:
 
     Sizes are counts of elements: `hidden_size`, `intermediate_size`, `head_dim`; `heads` query heads share `kv_heads`
     key/value heads. `context_tokens` is the longest context the model was trained for.
+
+    rotary_dim          dimensions of a head that rotate
+    layer_kinds         "full_attention" or "linear_attention" for each layer; empty = all full attention
+    gated_attention     q_proj also gives a gate for each head; the attention's output is multiplied by its sigmoid
+    zero_centred_norms  norms multiply by 1 + weight
+    delta, moe          of hybrid models, else None
+    intermediate_size   of the dense feed-forward; with experts in every layer, the width that one token passes
     """
 
     family: str
@@ -89,79 +113,129 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    rotary_dim: int
     mtp_layers: int = 0
+    layer_kinds: tuple[str, ...] = ()
+    gated_attention: bool = False
+    zero_centred_norms: bool = False
+    delta: DeltaNetConfig | None = None
+    moe: MoeConfig | None = None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Read a config.json. Raises CheckpointError for an unknown family or anything this project would get wrong."""
-        config = {**config, **config.get("text_config", {})} if "text_config" in config else dict(config)
-        family = str(config.get("model_type"))
+        config = _text_part(config)
+        family = str(config.get("model_type")).removesuffix("_text")
         if family not in FAMILIES:
             raise CheckpointError(
                 f"model_type {family!r} is not supported",
                 hint=f"supported: {', '.join(sorted(FAMILIES))}; CONTRIBUTING.md says how to add a family",
             )
-        _refuse_unsupported(config)
+        hybrid = family in HYBRID
+        _refuse_unsupported(config, (ATTENTION, DELTA_NET) if hybrid else (ATTENTION,))
         qkv_bias, o_bias, qk_norm = FAMILIES[family]
         if family != "qwen2":  # Qwen2 fixes its biases in code, the others read them from the config
             qkv_bias = o_bias = bool(config.get("attention_bias", False))
         heads = _whole(config, "num_attention_heads")
         hidden_size = _whole(config, "hidden_size")
-        head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden_size // heads)
+        fixed = {"qwen3": 128, **dict.fromkeys(HYBRID, 256)}
+        head_dim = config.get("head_dim") or fixed.get(family, hidden_size // heads)
         kv_heads = config.get("num_key_value_heads") or heads
         if heads % kv_heads:
             raise CheckpointError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         context_tokens = _whole(config, "max_position_embeddings")
+        layers = _whole(config, "num_hidden_layers")
+        kinds: tuple[str, ...] = ()
+        delta, moe, partial = None, None, None
+        if hybrid:
+            kinds = read_layer_kinds(config, layers)
+            delta = read_delta_net(config, grouped=family == "qwen3_next") if DELTA_NET in kinds else None
+            moe = read_moe(config, layers, renormalise=None if family == "qwen3_next" else True)
+            partial = _partial_rotary(config)
+            config = _without_partial_rotary(config)
+        rotary_dim = rotary_width(partial, head_dim)
+        dense = moe is None or not all(moe.layers)
         return cls(
             family=family,
             hidden_size=hidden_size,
-            layers=_whole(config, "num_hidden_layers"),
+            layers=layers,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            intermediate_size=_whole(config, "intermediate_size"),
+            intermediate_size=_whole(config, "intermediate_size") if dense or moe is None else moe.active_width,
             vocabulary_size=_whole(config, "vocab_size"),
             context_tokens=context_tokens,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=read_rope(config, context_tokens, head_dim),
+            rope=read_rope(config, context_tokens, rotary_dim),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=qkv_bias,
             o_bias=o_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=qk_norm,
+            rotary_dim=rotary_dim,
+            layer_kinds=kinds,
+            gated_attention=hybrid,
+            zero_centred_norms=hybrid,
+            delta=delta,
+            moe=moe,
             mtp_layers=int(config.get("mtp_num_hidden_layers") or config.get("num_nextn_predict_layers") or 0),
         )
 
+    def layer_kind(self, index: int) -> str:
+        """ "full_attention" or "linear_attention"."""
+        return self.layer_kinds[index] if self.layer_kinds else ATTENTION
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return sum(self.layer_kind(index) == ATTENTION for index in range(self.layers))
+
+    def has_experts(self, index: int) -> bool:
+        return self.moe is not None and self.moe.layers[index]
+
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor the decoder reads, under the names of the published checkpoints."""
-        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary_size, self.hidden_size)}
         for index in range(self.layers):
             layer = f"model.layers.{index}."
-            attention, mlp = layer + "self_attn.", layer + "mlp."
             tensors[layer + "input_layernorm.weight"] = (self.hidden_size,)
             tensors[layer + "post_attention_layernorm.weight"] = (self.hidden_size,)
-            for name, rows in (("q_proj", query), ("k_proj", kv), ("v_proj", kv)):
-                tensors[f"{attention}{name}.weight"] = (rows, self.hidden_size)
-                if self.qkv_bias:
-                    tensors[f"{attention}{name}.bias"] = (rows,)
-            tensors[attention + "o_proj.weight"] = (self.hidden_size, query)
-            if self.o_bias:
-                tensors[attention + "o_proj.bias"] = (self.hidden_size,)
-            if self.qk_norm:
-                tensors[attention + "q_norm.weight"] = (self.head_dim,)
-                tensors[attention + "k_norm.weight"] = (self.head_dim,)
-            for name, shape in (
-                ("gate_proj", (self.intermediate_size, self.hidden_size)),
-                ("up_proj", (self.intermediate_size, self.hidden_size)),
-                ("down_proj", (self.hidden_size, self.intermediate_size)),
-            ):
-                tensors[f"{mlp}{name}.weight"] = shape
-                if self.mlp_bias:
-                    tensors[f"{mlp}{name}.bias"] = shape[:1]
+            if self.delta is not None and self.layer_kind(index) == DELTA_NET:
+                mixer, prefix = self.delta.tensors(self.hidden_size), "linear_attn."
+            else:
+                mixer, prefix = self._attention_tensors(), "self_attn."
+            tensors |= {f"{layer}{prefix}{name}": shape for name, shape in mixer.items()}
+            experts = self.moe is not None and self.moe.layers[index]
+            mlp = self.moe.tensors(self.hidden_size) if self.moe is not None and experts else self._mlp_tensors()
+            tensors |= {f"{layer}mlp.{name}": shape for name, shape in mlp.items()}
         tensors["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             tensors["lm_head.weight"] = (self.vocabulary_size, self.hidden_size)
+        return tensors
+
+    def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name below `self_attn.` → shape."""
+        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        tensors: dict[str, tuple[int, ...]] = {}
+        for name, rows in (("q_proj", 2 * query if self.gated_attention else query), ("k_proj", kv), ("v_proj", kv)):
+            tensors[f"{name}.weight"] = (rows, self.hidden_size)
+            if self.qkv_bias:
+                tensors[f"{name}.bias"] = (rows,)
+        tensors["o_proj.weight"] = (self.hidden_size, query)
+        if self.o_bias:
+            tensors["o_proj.bias"] = (self.hidden_size,)
+        if self.qk_norm:
+            tensors["q_norm.weight"] = tensors["k_norm.weight"] = (self.head_dim,)
+        return tensors
+
+    def _mlp_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name below `mlp.` → shape, of a dense feed-forward."""
+        tensors: dict[str, tuple[int, ...]] = {}
+        wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
+        for name, shape in (("gate_proj", wide), ("up_proj", wide), ("down_proj", narrow)):
+            tensors[f"{name}.weight"] = shape
+            if self.mlp_bias:
+                tensors[f"{name}.bias"] = shape[:1]
         return tensors
 
     def weight_elements(self) -> int:
@@ -170,7 +244,13 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of key and value cache that one position of one sequence takes, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim * element_bytes
+
+    def recurrent_bytes_per_slot(self, element_bytes: int) -> int:
+        """Bytes of recurrent state that one sequence takes, over all layers, whatever its length."""
+        if self.delta is None:
+            return 0
+        return (self.layers - self.attention_layers) * self.delta.state_bytes(element_bytes)
 
 
 def read_rope(config: Mapping[str, Any], context_tokens: int, head_dim: int) -> RopeConfig:
@@ -244,20 +324,37 @@ def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
     return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
 
 
-def _whole(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config: {key} is {value!r}, expected a positive whole number")
-    return value
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's keys of a nested config; whether the head is tied is said outside, where it is said."""
+    if "text_config" not in config:
+        return dict(config)
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return {**config, **config["text_config"], **tied}
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _partial_rotary(config: Mapping[str, Any]) -> float:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return _HYBRID_PARTIAL_ROTARY if partial is None else float(partial)
+
+
+def _without_partial_rotary(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left for `read_rope`, which then works on the rotating part of a head alone."""
+    plain = {key: value for key, value in config.items() if key != "partial_rotary_factor"}
+    for key in ("rope_parameters", "rope_scaling"):
+        if config.get(key):
+            dropped = _MROPE_KEYS | {"partial_rotary_factor"}
+            plain[key] = {name: value for name, value in config[key].items() if name not in dropped}
+    return plain
+
+
+def _refuse_unsupported(config: Mapping[str, Any], kinds: tuple[str, ...]) -> None:
     """Settings that would be computed wrong must stop the build, not be ignored."""
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise CheckpointError(f"hidden_act {activation!r} is not supported", hint="supported: silu")
     layer_types = config.get("layer_types") or []
-    sliding = [kind for kind in layer_types if kind != "full_attention"]
+    sliding = [kind for kind in layer_types if kind not in kinds]
     windowed = config.get("use_sliding_window") and config.get("sliding_window")
     if sliding or (windowed and not layer_types and config.get("max_window_layers", 0) < config["num_hidden_layers"]):
         raise CheckpointError(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from edgebuild.checkpoint import Checkpoint
 from edgebuild.models.config import ModelConfig
-from edgebuild.models.decoder import Decoder, Step
+from edgebuild.models.decoder import Decoder
+from edgebuild.models.parts import Step
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Sequence1:
 def load_decoder(checkpoint: Checkpoint, *, cache_tokens: int, dtype: torch.dtype = torch.float32) -> Decoder:
     """The decoder with real weights, in evaluation mode. Holds one copy of the weights in `dtype`."""
     decoder = _empty_decoder(checkpoint, cache_tokens, dtype)
-    _fill(decoder, "", checkpoint, dtype)
+    _fill(decoder, "", checkpoint)
     return decoder.eval()
 
 
@@ -48,20 +49,19 @@ def reference_logits(
     longest = max(len(sequence.ids) for sequence in sequences)
     decoder = _empty_decoder(checkpoint, longest, dtype)
     embedding = decoder.model.embed_tokens
-    with _filled(embedding, "model.embed_tokens.", checkpoint, dtype):
+    with _filled(embedding, "model.embed_tokens.", checkpoint):
         rows = [F.embedding(torch.tensor(sequence.ids), embedding.weight) for sequence in sequences]
     steps = [_whole_sequence(decoder, len(sequence.ids)) for sequence in sequences]
-    for index, layer in enumerate(decoder.model.layers):
-        with _filled(layer, f"model.layers.{index}.", checkpoint, dtype):
+    for index, (layer, states) in enumerate(zip(decoder.layers, decoder.layer_states(), strict=True)):
+        with _filled(layer, f"model.layers.{index}.", checkpoint):
             for place, step in enumerate(steps):
-                empty = [torch.zeros(1, *state.shape, dtype=dtype) for state in decoder.states()[:2]]
-                rows[place] = layer(rows[place], step, *empty)[0]
-        progress((index + 1) / len(decoder.model.layers))
-    with _filled(decoder.model.norm, "model.norm.", checkpoint, dtype) as norm:
+                rows[place] = layer(rows[place], step, [state.empty(1) for state in states])[0]
+        progress((index + 1) / len(decoder.layers))
+    with _filled(decoder.model.norm, "model.norm.", checkpoint) as norm:
         hidden = [norm(x[sequence.first :]) for x, sequence in zip(rows, sequences, strict=True)]
     name = "model.embed_tokens." if decoder.lm_head is None else "lm_head."
     head = decoder.model.embed_tokens if decoder.lm_head is None else decoder.lm_head
-    with _filled(head, name, checkpoint, dtype):
+    with _filled(head, name, checkpoint):
         return [decoder.head(x)[:, : decoder.token_limit].float() for x in hidden]
 
 
@@ -82,17 +82,17 @@ def _whole_sequence(decoder: Decoder, tokens: int) -> Step:
 
 
 @contextmanager
-def _filled(module: nn.Module, prefix: str, checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[nn.Module]:
+def _filled(module: nn.Module, prefix: str, checkpoint: Checkpoint) -> Iterator[nn.Module]:
     """`module` with its weights for the length of a `with` block; afterwards it holds no memory."""
-    _fill(module, prefix, checkpoint, dtype)
+    _fill(module, prefix, checkpoint)
     try:
         yield module
     finally:
         module.to_empty(device="meta")
 
 
-def _fill(module: nn.Module, prefix: str, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    for name, _ in list(module.named_parameters()):
+def _fill(module: nn.Module, prefix: str, checkpoint: Checkpoint) -> None:
+    for name, empty in list(module.named_parameters()):
         owner, _, attribute = name.rpartition(".")
-        value = nn.Parameter(checkpoint.read(prefix + name).to(dtype), requires_grad=False)
+        value = nn.Parameter(checkpoint.read(prefix + name).to(empty.dtype), requires_grad=False)
         setattr(module.get_submodule(owner), attribute, value)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+DELTA_BLOCK = 64  # rows of the delta rule that are solved together
 _MASKED = -1e30  # below any score; finite, so that a fully masked row stays finite
 
 
@@ -54,6 +55,33 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     return _sample(logits, temperature, top_k, top_p, uniform)
 
 
+def gated_delta(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule over q rows from `state` on. All float32; Hv = r·Hk, value head h is of key head h // r.
+
+    query, key [B, Hk, q, Dk] (unit length, the query scaled); value [B, Hv, q, Dv]; decay (logarithm, <= 0), beta
+    [B, Hv, q]; state [B, Hv, Dk, Dv]. Returns outputs [B, Hv, q, Dv] and the corrections v' that each row writes, of
+    the same shape: a row's output and correction depend on no later row.
+    """
+    if torch.compiler.is_exporting():
+        result: tuple[Tensor, Tensor] = torch.ops.edgebuild.gated_delta(query, key, value, decay, beta, state)
+        return result
+    return _gated_delta(query, key, value, decay, beta, state)
+
+
+def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Sum over a row's chosen experts of weight · SwiGLU expert.
+
+    x [N, hidden]; chosen int64 [N, k]; weights [N, k]; gate_up [E, 2·inner, hidden]; down [E, hidden, inner].
+    Returns [N, hidden].
+    """
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.experts(x, chosen, weights, gate_up, down)
+        return result
+    return _experts(x, chosen, weights, gate_up, down)
+
+
 def _attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
 ) -> Tensor:
@@ -67,6 +95,37 @@ def _attention(
     scores = (folded @ keys.transpose(-1, -2)).float() * scale
     weights = torch.where(visible, scores, torch.full_like(scores, _MASKED)).softmax(-1)
     return (weights.to(values.dtype) @ values).reshape(batch, heads, rows, head_dim)
+
+
+def _gated_delta(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    repeat = value.shape[1] // key.shape[1]
+    query, key = query.repeat_interleave(repeat, dim=1), key.repeat_interleave(repeat, dim=1)
+    outputs, corrections = [], []
+    for start in range(0, value.shape[2], DELTA_BLOCK):
+        block = slice(start, start + DELTA_BLOCK)
+        q, k, v, b = query[:, :, block], key[:, :, block], value[:, :, block], beta[:, :, block, None]
+        total = decay[:, :, block].cumsum(-1)  # [B, Hv, c]
+        between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # e^(G_i − G_j), j <= i
+        system = b * (k @ k.transpose(-1, -2)) * between
+        read = v - total[..., None].exp() * (k @ state)
+        v = torch.linalg.solve_triangular(system, b * read, upper=False, unitriangular=True)
+        outputs.append(total[..., None].exp() * (q @ state) + (q @ k.transpose(-1, -2) * between) @ v)
+        corrections.append(v)
+        last = total[..., -1:]
+        state = last[..., None].exp() * state + (k * (last - total)[..., None].exp()).transpose(-1, -2) @ v
+    return torch.cat(outputs, dim=2), torch.cat(corrections, dim=2)
+
+
+def _experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    mixed = torch.zeros_like(x)
+    for expert in torch.unique(chosen).tolist():
+        rows, places = torch.where(chosen == expert)
+        gate, up = F.linear(x[rows], gate_up[expert]).chunk(2, dim=-1)
+        out = F.linear(F.silu(gate) * up, down[expert]) * weights[rows, places, None]
+        mixed.index_add_(0, rows, out)
+    return mixed
 
 
 def _sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
@@ -127,6 +186,28 @@ def _(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
 ) -> Tensor:
     return query.new_empty(query.shape)
+
+
+@torch.library.custom_op("edgebuild::gated_delta", mutates_args=())
+def _gated_delta_op(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _gated_delta(query, key, value, decay, beta, state)
+
+
+@_gated_delta_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return value.new_empty(value.shape), value.new_empty(value.shape)
+
+
+@torch.library.custom_op("edgebuild::experts", mutates_args=())
+def _experts_op(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    return _experts(x, chosen, weights, gate_up, down)
+
+
+@_experts_op.register_fake
+def _(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("edgebuild::sample", mutates_args=())

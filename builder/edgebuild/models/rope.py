@@ -36,10 +36,11 @@ def rope_tables(rope: RopeConfig, head_dim: int, positions: int) -> tuple[Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate-half form: x [B, heads, q, head_dim]; cos, sin [B, 1, q, head_dim / 2]."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate-half form over the first dimensions of each head: x [B, heads, q, head_dim]; cos, sin [B, 1, q, half]."""
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(parts if 2 * half == x.shape[-1] else (*parts, x[..., 2 * half :]), dim=-1)
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:

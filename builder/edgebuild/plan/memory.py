@@ -26,7 +26,9 @@ class ModelShape:
 
     weight_elements           every weight once; a tied head is the embedding
     context_tokens            longest context the model was trained for
-    recurrent_bytes_per_slot  state of recurrent layers for one sequence, 0 for a dense model
+    kv_layers                 layers that keep keys and values; None = all
+    recurrent_float32         recurrent state of one sequence that is float32 in every precision; 0 for a dense model
+    recurrent_window          the rest of it, in the model's precision
     """
 
     layers: int
@@ -38,7 +40,9 @@ class ModelShape:
     vocabulary_size: int
     context_tokens: int
     weight_elements: int
-    recurrent_bytes_per_slot: int = 0
+    kv_layers: int | None = None
+    recurrent_float32: int = 0
+    recurrent_window: int = 0
 
     @classmethod
     def from_config(cls, config: ModelConfig, weight_elements: int | None = None) -> ModelShape:
@@ -53,11 +57,22 @@ class ModelShape:
             vocabulary_size=config.vocabulary_size,
             context_tokens=config.context_tokens,
             weight_elements=config.weight_elements() if weight_elements is None else weight_elements,
+            kv_layers=config.attention_layers,
+            recurrent_float32=config.recurrent_bytes_per_slot(0) // 4,
+            recurrent_window=config.recurrent_bytes_per_slot(1) - config.recurrent_bytes_per_slot(0),
         )
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Key and value of one position over all layers; grouped queries share kv_heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+        return 2 * self.caching_layers * self.kv_heads * self.head_dim * element_bytes
+
+    @property
+    def caching_layers(self) -> int:
+        return self.layers if self.kv_layers is None else self.kv_layers
+
+    def recurrent_bytes_per_slot(self, element_bytes: int) -> int:
+        """Recurrent state of one sequence, whatever its length."""
+        return 4 * self.recurrent_float32 + element_bytes * self.recurrent_window
 
 
 @dataclass(frozen=True)
@@ -161,12 +176,13 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
             "KV cache",
             request.slots * cache * per_token,
             f"{request.slots} slots x {cache:,} tokens x {per_token:,} B "
-            f"(2 x {model.layers} layers x {model.kv_heads} KV heads x {model.head_dim} x {element} B)",
+            f"(2 x {model.caching_layers} layers x {model.kv_heads} KV heads x {model.head_dim} x {element} B)",
         ),
         LedgerLine(
             "recurrent state",
-            request.slots * model.recurrent_bytes_per_slot,
-            f"{request.slots} slots x {model.recurrent_bytes_per_slot:,} B",
+            request.slots * model.recurrent_bytes_per_slot(element),
+            f"{request.slots} slots x {model.recurrent_bytes_per_slot(element):,} B "
+            f"({model.recurrent_float32:,} x 4 B + {model.recurrent_window:,} x {element} B)",
         ),
         LedgerLine(
             "scratch",

@@ -2,7 +2,8 @@
 
 Caches and states are arrays of this module, one row per slot. A launch binds the rows of its slots as the graph's state
 inputs and, at the same addresses, as its state outputs, so that a cache update writes in place and nothing is copied.
-Launches block: run_ahead is 0.
+That is safe for a cache, whose update is one operator made for it. A state of another kind is read by several operators
+and replaced as a whole: it is written to a second buffer and copied after the step. Launches block: run_ahead is 0.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class _Bound:
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
+    replaced: tuple[tuple[Array, Array], ...]  # (state rows, the buffer that holds their next values)
     binding: Any
 
 
@@ -78,6 +80,10 @@ class OnnxRuntimeBackend:
         self._session_bytes = max(0, (resident_bytes() or 0) - before)
         self._check_graph()
         self._states = {state.input: _state_array(setup.slots, state.dtype, state.shape) for state in setup.states}
+        batch = max((cell.batch for cell in setup.cells), default=1)
+        self._next = {
+            state.input: _state_array(batch, state.dtype, state.shape) for state in setup.states if state.kind != "kv"
+        }
         self._bound: dict[tuple[Cell, int, bool], _Bound] = {}
         self._token = np.zeros(setup.slots, np.int64)
         self._length = np.zeros(setup.slots, np.int64)
@@ -134,7 +140,7 @@ class OnnxRuntimeBackend:
         return {
             "weights": self._weight_bytes,
             "kv_cache": kv,
-            "state": sum(array.nbytes for array in self._states.values()) - kv,
+            "state": sum(array.nbytes for array in (*self._states.values(), *self._next.values())) - kv,
             "session": self._session_bytes,
             "step_buffers": buffers,
         }
@@ -153,6 +159,7 @@ class OnnxRuntimeBackend:
     def close(self) -> None:
         self._bound.clear()
         self._states.clear()
+        self._next.clear()
         self._session = None
 
     def _open(self, model: Path) -> Any:
@@ -214,11 +221,16 @@ class OnnxRuntimeBackend:
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        replaced = []
         for state in self._setup.states:
             part = self._states[state.input][first : first + batch]
+            target = part
+            if state.input in self._next:
+                target = self._next[state.input][:batch]
+                replaced.append((part, target))
             binding.bind_input(state.input, "cpu", 0, part.dtype, part.shape, part.ctypes.data)
-            binding.bind_output(state.output, "cpu", 0, part.dtype, part.shape, part.ctypes.data)
-        self._bound[key] = _Bound(inputs, outputs, binding)
+            binding.bind_output(state.output, "cpu", 0, part.dtype, part.shape, target.ctypes.data)
+        self._bound[key] = _Bound(inputs, outputs, tuple(replaced), binding)
         return self._bound[key]
 
     def _run(self, bound: _Bound, cell: Cell) -> None:
@@ -226,6 +238,8 @@ class OnnxRuntimeBackend:
             self._session.run_with_iobinding(bound.binding)
         except Exception as error:  # onnxruntime's exception classes are private to its extension module
             raise BackendError(f"step {cell.label} failed: {_first_line(error)}") from error
+        for current, following in bound.replaced:
+            current[...] = following
 
 
 def open_backend(setup: Setup) -> OnnxRuntimeBackend:

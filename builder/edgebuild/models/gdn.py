@@ -1,0 +1,152 @@
+"""Gated DeltaNet (arXiv 2412.06464): a recurrent layer whose state is one matrix a head, in standard operations.
+
+One form serves decode and prefill, and rolls back without copies. With S the state before the step, G_i the decay
+summed up to row i and v'_i the correction that row i writes, the state after n rows is
+
+    S_n = e^(G_n) S + Σ_{i<n} e^(G_n − G_i) k_i v'_iᵀ
+
+and v'_i depends on no later row. So `forward` runs every row, drafts and padding too, and keeps k, v' and the decays;
+`commit` forms S_n in one masked product once it is known how many rows count. n = 0 gives S back. Rows are solved in
+blocks of at most 64 (`ops.gated_delta`), states and everything that feeds them are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgebuild.models import ops
+from edgebuild.models.hybrid_config import DeltaNetConfig
+from edgebuild.models.parts import State, Step, Weights, dtype_name
+
+_L2_EPS = 1e-6  # of the reference's l2norm
+
+
+class Kernel(nn.Module):
+    """The taps of a depthwise convolution [channels, 1, kernel]."""
+
+    def __init__(self, channels: int, kernel: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel, dtype=dtype), requires_grad=False)
+
+    def forward(self, window: Tensor, rows: int) -> Tensor:
+        """window [B, kernel − 1 + q, channels] → float32 [B, q, channels]: taps as shifted products, no transposes."""
+        taps = self.weight.float()
+        wide = window.float()
+        total = wide[:, :rows] * taps[:, 0, 0]
+        for tap in range(1, taps.shape[-1]):
+            total = total + wide[:, tap : tap + rows] * taps[:, 0, tap]
+        return total
+
+
+class GatedNorm(nn.Module):
+    """RMSNorm over a head with a plain weight, then the output gate's activation; float32 inside."""
+
+    def __init__(self, size: int, eps: float, gate: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.eps, self.gate = eps, gate
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """x float32, z in the model's precision, both [..., size] → in z's precision."""
+        opened = z.float().sigmoid() if self.gate == "sigmoid" else F.silu(z.float())
+        normed = F.rms_norm(x, (x.shape[-1],), self.weight.float(), self.eps)
+        return (normed * opened).to(z.dtype)
+
+
+class GatedDeltaNet(nn.Module):
+    """The token mixer of a "linear_attention" layer. Hk key heads, Hv = r·Hk value heads."""
+
+    def __init__(self, config: DeltaNetConfig, hidden: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.repeat = config.value_heads // config.key_heads
+
+        def projection(rows: int) -> Weights:
+            return Weights(rows, hidden, bias=False, dtype=dtype)
+
+        if config.grouped:
+            self.in_proj_qkvz = projection(config.channels + config.values)
+            self.in_proj_ba = projection(2 * config.value_heads)
+        else:
+            self.in_proj_qkv = projection(config.channels)
+            self.in_proj_z = projection(config.values)
+            self.in_proj_b = projection(config.value_heads)
+            self.in_proj_a = projection(config.value_heads)
+        self.conv1d = Kernel(config.channels, config.kernel, dtype)
+        # float32 whatever the precision: exp of a rounded A_log decays visibly differently over a long context
+        self.A_log = nn.Parameter(torch.empty(config.value_heads, dtype=torch.float32), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(config.value_heads, dtype=torch.float32), requires_grad=False)
+        self.norm = GatedNorm(config.value_dim, eps, config.gate, dtype)
+        self.out_proj = Weights(hidden, config.values, bias=False, dtype=dtype)
+
+    def states(self, index: int, _cache_tokens: int) -> tuple[State, ...]:
+        """The convolution's last kernel − 1 columns, and the state matrices."""
+        size = self.config
+        return (
+            State(f"conv.{index}", "conv", (size.kernel - 1, size.channels), dtype_name(self.dtype)),
+            State(f"delta.{index}", "recurrent", (size.value_heads, size.key_dim, size.value_dim), "float32"),
+        )
+
+    def forward(self, x: Tensor, step: Step, states: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x [B·q, hidden] → (output [B·q, hidden], what `commit` needs)."""
+        size, batch, rows = self.config, step.batch, step.rows
+        columns, matrices = states
+        qkv, z, beta, a = self._project(x, batch, rows)
+        window = torch.cat((columns, qkv), dim=1)  # [B, kernel − 1 + q, channels]
+        mixed = F.silu(self.conv1d(window, rows))
+        query, key, value = torch.split(mixed, [size.keys, size.keys, size.values], dim=-1)
+        query = _unit(query.view(batch, rows, size.key_heads, size.key_dim)) * size.key_dim**-0.5
+        key = _unit(key.view(batch, rows, size.key_heads, size.key_dim))
+        value = value.view(batch, rows, size.value_heads, size.value_dim)
+        decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [B, q, Hv], logarithm, below 0
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        decay, beta = decay.transpose(1, 2), beta.float().sigmoid().transpose(1, 2)
+        out, written = ops.gated_delta(query, key, value, decay, beta, matrices)
+        normed = self.norm(out.transpose(1, 2), z)
+        return self.out_proj(normed.reshape(batch * rows, size.values)), (window, key, written, decay)
+
+    def commit(self, states: Sequence[Tensor], kept: Sequence[Tensor], committed: Tensor) -> tuple[Tensor, ...]:
+        """The states after the first `committed` [B] rows of this step."""
+        _, matrices = states
+        window, key, written, decay = kept
+        size = self.config
+        # column n + j of the window: the last kernel − 1 before row n, reaching into the old state where n is small
+        places = committed[:, None] + torch.arange(size.kernel - 1, device=committed.device)
+        columns = window.gather(1, places[:, :, None].expand(-1, -1, size.channels))
+        counts = (torch.arange(decay.shape[2], device=decay.device) < committed[:, None])[:, None]  # [B, 1, q]
+        decay = torch.where(counts, decay, 0.0)
+        # Σ of the decays after row i: summed from the end, so that no two large sums are subtracted
+        suffix = decay.flip(2).cumsum(2).flip(2)  # [B, Hv, q]
+        total = suffix[:, :, :1]
+        after = torch.cat((suffix[:, :, 1:], torch.zeros_like(total)), dim=2)
+        weights = torch.where(counts, after.exp(), 0.0)
+        grouped = (-1, size.key_heads, self.repeat)
+        weighted = weights[..., None] * written  # [B, Hv, q, Dv]
+        weighted = weighted.view(*grouped, decay.shape[2], size.value_dim)
+        added = key.transpose(2, 3)[:, :, None] @ weighted  # [B, Hk, r, Dk, Dv]
+        added = added.view(-1, size.value_heads, size.key_dim, size.value_dim)
+        return columns, matrices * total[..., None].exp() + added
+
+    def _project(self, x: Tensor, batch: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[q|k|v] [B, q, channels], z [B, q, Hv, Dv], b and a [B, q, Hv]."""
+        size, repeat = self.config, self.repeat
+        if not size.grouped:
+            z = self.in_proj_z(x).view(batch, rows, size.value_heads, size.value_dim)
+            qkv = self.in_proj_qkv(x).view(batch, rows, size.channels)
+            return qkv, z, self.in_proj_b(x).view(batch, rows, -1), self.in_proj_a(x).view(batch, rows, -1)
+        width = repeat * size.value_dim
+        heads = self.in_proj_qkvz(x).view(batch, rows, size.key_heads, 2 * (size.key_dim + width))
+        query, key, value, z = torch.split(heads, [size.key_dim, size.key_dim, width, width], dim=-1)
+        qkv = torch.cat([part.reshape(batch, rows, -1) for part in (query, key, value)], dim=-1)
+        b, a = self.in_proj_ba(x).view(batch, rows, size.key_heads, 2 * repeat).split(repeat, dim=-1)
+        z = z.reshape(batch, rows, size.value_heads, size.value_dim)
+        return qkv, z, b.reshape(batch, rows, -1), a.reshape(batch, rows, -1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Over the last dimension, as the reference's l2norm: the square root of the sum of squares plus eps."""
+    return x * (x.square().sum(-1, keepdim=True) + _L2_EPS).rsqrt()
