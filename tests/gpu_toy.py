@@ -70,7 +70,8 @@ class Toy:
 def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["tensorrt-rtx"]) -> Toy:
     """Checkpoint → ONNX in float16 → engine with the cells above."""
     make = MAKERS[family]
-    make(directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=64, ffn=256)
+    head_dim = 128 if family == "qwen3" else 64  # the written-out attention has a form for either
+    make(directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=head_dim, ffn=256)
     checkpoint = open_checkpoint(directory / "checkpoint")
     artifact = directory / "artifact"
     artifact.mkdir()

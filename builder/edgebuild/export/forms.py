@@ -108,7 +108,7 @@ def _attention_written_out(
     shape = op.Shape(query)
     # [B, heads, q, D] → [B, kv_heads, group·q, D]: the heads that share a KV head are rows of one product
     folded = op.Reshape(query, _ints(0, kv_heads, -1, head_dim))
-    scores = op.Cast(op.MatMul(folded, op.Transpose(keys, perm=[0, 1, 3, 2])), to=FLOAT.dtype)
+    scores = op.Cast(_scores(folded, keys, head_dim), to=FLOAT.dtype)
     scores = op.Mul(scores, op.Constant(value_float=scale))
     mask = _visible(positions, kv_positions)
     mask = op.Concat(*[mask] * group, axis=2) if group > 1 else mask
@@ -117,6 +117,17 @@ def _attention_written_out(
     total = op.ReduceSum(weights, _ints(-1), keepdims=1)
     mixed = op.MatMul(op.CastLike(weights, values), values)
     return op.Reshape(op.Div(mixed, op.CastLike(total, mixed)), shape)
+
+
+def _scores(query: Any, keys: Any, head_dim: int) -> Any:
+    """query [B, kv_heads, r, D] · keysᵀ [B, kv_heads, T, D] → [B, kv_heads, r, T].
+
+    For query · keysᵀ TensorRT copies the keys transposed: 8.0 µs a layer at 128-wide heads and a tier of 768 (H200),
+    where the plain copy for keys · queryᵀ costs 3.3 µs. At 64-wide heads the first form is 2 % faster a step.
+    """
+    if head_dim < 128:
+        return op.MatMul(query, op.Transpose(keys, perm=[0, 1, 3, 2]))
+    return op.Transpose(op.MatMul(keys, op.Transpose(query, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
 
 
 @script()  # type: ignore[untyped-decorator]
@@ -200,12 +211,45 @@ def _sample_branchless(logits: Any, temperature: Any, top_k: Any, top_p: Any, un
     greedy = op.ArgMax(logits, axis=-1, keepdims=0)
     hot = op.Greater(temperature, op.Constant(value_float=0.0))
     mass = _mass(logits, temperature)
-    plain = _inverse_cdf(mass, uniform)
+    plain = _draw(mass, uniform, logits.shape[-1])
     ranked, order = _best(mass, logits.shape[-1])
     filtered = _filtered(ranked, order, top_k, top_p, uniform)
     filters = op.Or(op.Greater(top_k, op.Constant(value_int=0)), op.Less(top_p, op.Constant(value_float=1.0)))
     drawn = op.Where(op.Unsqueeze(filters, _ints(1)), filtered, plain)
     return op.Where(op.Unsqueeze(hot, _ints(1)), drawn, greedy)
+
+
+def _groups(mass: Any, vocabulary: int, *, padding: float) -> Any:
+    """mass [B, R, V] → [B, R, groups, _GROUP], filled up with `padding`."""
+    short = -vocabulary % _GROUP
+    if short:
+        mass = op.Pad(mass, _ints(0, 0, 0, 0, 0, short), op.Constant(value_float=padding))
+    return op.Reshape(mass, _ints(0, 0, -1, _GROUP))
+
+
+def _draw(mass: Any, uniform: Any, vocabulary: int) -> Any:
+    """`_inverse_cdf` over a large vocabulary in two stages, the group and then the token in it.
+
+    One CumSum over 151,936 entries takes 168 µs on an H200; a group's sum is exact enough to choose the group, and the
+    rest is clamped into the group's own mass, so that an entry without mass is never drawn.
+    """
+    if vocabulary <= BEST * _GROUP:
+        return _inverse_cdf(mass, uniform)
+    last, axis = _ints(-1), op.Constant(value_int=-1)
+    groups = _groups(mass, vocabulary, padding=0.0)
+    sums = op.ReduceSum(groups, last, keepdims=0)  # [B, R, groups]
+    cumulative = op.CumSum(sums, axis)
+    threshold = op.Mul(op.Unsqueeze(uniform, last), op.Gather(cumulative, last, axis=2))  # [B, R, 1]
+    count = -(-vocabulary // _GROUP)
+    group = op.ReduceSum(op.Cast(op.LessOrEqual(cumulative, threshold), to=INT64.dtype), last, keepdims=1)
+    group = op.Min(group, op.Constant(value_int=count - 1))
+    rest = op.Sub(threshold, op.GatherElements(op.Sub(cumulative, sums), group, axis=2))
+    index = op.Expand(op.Unsqueeze(group, last), _ints(1, 1, 1, _GROUP))
+    row = op.CumSum(op.Squeeze(op.GatherElements(groups, index, axis=2), _ints(2)), axis)  # [B, R, _GROUP]
+    whole = op.Gather(row, last, axis=2)
+    rest = op.Max(op.Min(rest, op.Mul(whole, op.Constant(value_float=1 - 2.0**-20))), op.Constant(value_float=0.0))
+    within = op.ReduceSum(op.Cast(op.LessOrEqual(row, rest), to=INT64.dtype), last, keepdims=0)
+    return op.Add(op.Mul(op.Squeeze(group, last), op.Constant(value_int=_GROUP)), within)
 
 
 def _best(mass: Any, vocabulary: int) -> tuple[Any, Any]:
@@ -214,9 +258,7 @@ def _best(mass: Any, vocabulary: int) -> tuple[Any, Any]:
     if vocabulary <= BEST * _GROUP:
         ranked = op.TopK(mass, _ints(best), axis=-1, largest=1, sorted=1)
         return ranked[0], ranked[1]
-    padding = -vocabulary % _GROUP
-    padded = op.Pad(mass, _ints(0, 0, 0, 0, 0, padding), op.Constant(value_float=-1.0)) if padding else mass
-    groups = op.Reshape(padded, _ints(0, 0, -1, _GROUP))  # [B, R, groups, _GROUP]
+    groups = _groups(mass, vocabulary, padding=-1.0)
     leaders = op.TopK(op.ReduceMax(groups, _ints(-1), keepdims=0), _ints(best), axis=-1, largest=1, sorted=0)[1]
     index = op.Expand(op.Unsqueeze(leaders, _ints(-1)), _ints(1, 1, 1, _GROUP))
     candidates = op.Reshape(op.GatherElements(groups, index, axis=2), _ints(0, 0, -1))

@@ -1,0 +1,220 @@
+"""Time of one decode step on a GPU: eager, captured, captured and run ahead; against the bandwidth floor.
+
+python benchmarks/decode.py export --shape 0.6b --directory D     (torch; any machine)
+python benchmarks/decode.py build  --directory D                  (TensorRT-RTX, onnx)
+python benchmarks/decode.py run    --directory D --output benchmarks/results/decode-0.6b.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import SHAPES, Exported, copy_bandwidth, export_shape, fill_weights, floor_ms, setup_for
+from edgert.cells import Cell
+
+KERNEL_GROUPS = (  # first match names the group
+    ("matrix products", ("gemm", "matmul", "cutlass", "xmma", "gemv", "fc_")),
+    ("softmax and reductions", ("softmax", "reduce", "argmax", "topk", "scan", "cumsum")),
+    ("norms", ("norm",)),
+    ("copies and resets", ("memcpy", "memset", "copy", "slice", "transpose", "permut", "shuffle", "reformat")),
+    ("cache update", ("scatter", "kvcache", "kv_cache")),
+)
+
+
+def parse_cell(text: str) -> Cell:
+    """`decode-1x1@768` or `prefill-512@1024`."""
+    kind, rest = text.split("-")
+    shape, tier = rest.split("@")
+    batch, rows = (1, int(shape)) if kind == "prefill" else (int(n) for n in shape.split("x"))
+    return Cell(kind, batch, rows, int(tier))  # type: ignore[arg-type]
+
+
+def steps_of(backend: Any, cell: Cell, context: int, count: int, *, ahead: bool) -> dict[str, float]:
+    """Medians over steps whose context stays within `context` .. `context` + 100 tokens."""
+    from edgert.step import empty_step
+
+    host, wall = [], []
+    waiting: list[Any] = []
+    previous = time.perf_counter()
+    for place in range(count):
+        step = empty_step(cell, 0)
+        step.valid[:] = step.forced[:] = 1
+        first = place % 100 == 0
+        if first:
+            step.tokens[:, 0], step.length[:] = 11, context
+        step.from_device[:] = not first
+        began = time.perf_counter()
+        waiting.append(backend.launch(step))
+        host.append(time.perf_counter() - began)
+        if len(waiting) > (1 if ahead else 0):
+            waiting.pop(0).result()
+            now = time.perf_counter()
+            wall.append(now - previous)
+            previous = now
+    while waiting:
+        waiting.pop(0).result()
+    return {
+        "step_ms": round(1e3 * float(np.median(wall[10:])), 4),
+        "step_p95_ms": round(1e3 * float(np.percentile(wall[10:], 95)), 4),
+        "launch_host_ms": round(1e3 * float(np.median(host[10:])), 4),
+    }
+
+
+def prefill_ms(backend: Any, cell: Cell, repeats: int = 12) -> float:
+    """Median time of one chunk at position 0, waited for."""
+    from edgert.step import empty_step
+
+    times = []
+    for _ in range(repeats):
+        step = empty_step(cell, 0)
+        step.tokens[:] = 11
+        step.valid[:] = step.forced[:] = cell.query_rows
+        began = time.perf_counter()
+        backend.launch(step).result()
+        times.append(time.perf_counter() - began)
+    return round(1e3 * float(np.median(times[2:])), 4)
+
+
+def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 20) -> dict[str, Any]:
+    """Device time per step by kernel, from torch's profiler (CUPTI), captured graph replayed."""
+    from torch.profiler import ProfilerActivity, profile
+
+    steps_of(backend, cell, context, 20, ahead=True)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        steps_of(backend, cell, context, steps, ahead=True)
+    spans: list[tuple[float, float]] = []
+    by_kernel: dict[str, list[float]] = {}
+    for event in recorded.events():
+        if event.device_type.name != "CUDA":
+            continue
+        start, end = event.time_range.start, event.time_range.end
+        spans.append((start, end))
+        by_kernel.setdefault(event.name, []).append(end - start)
+    spans.sort()
+    busy, last = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, last))
+        last = max(last, end)
+    groups: dict[str, float] = {}
+    for name, times in by_kernel.items():
+        lower = name.lower()
+        group = next((g for g, words in KERNEL_GROUPS if any(w in lower for w in words)), "pointwise and other")
+        groups[group] = groups.get(group, 0.0) + sum(times) / steps
+    top = sorted(by_kernel.items(), key=lambda item: -sum(item[1]))[:25]
+    return {
+        "kernels_per_step": round(sum(map(len, by_kernel.values())) / steps, 1),
+        "busy_fraction": round(busy / (spans[-1][1] - spans[0][0]), 4),
+        "group_us_per_step": {name: round(value, 1) for name, value in sorted(groups.items(), key=lambda i: -i[1])},
+        "top": [
+            {"us_per_step": round(sum(t) / steps, 1), "calls_per_step": round(len(t) / steps, 1), "kernel": name[:160]}
+            for name, t in top
+        ],
+    }
+
+
+def build(directory: Path, cells: list[Cell], min_rows: int) -> dict[str, Any]:
+    from edgebuild.engine.tensorrt import build_engine
+
+    weights = directory / "decoder.weights"
+    if not weights.exists():
+        fill_weights(directory / "decoder.onnx", weights)
+    (directory / "decoder.plan").unlink(missing_ok=True)
+    built = build_engine(directory / "decoder.onnx", directory / "decoder.plan", cells, min_matrix_rows=min_rows)
+    result = {
+        "build_s": round(built.seconds, 1),
+        "plan_mb": round(built.plan_bytes / 1e6, 1),
+        "weights_mb": round(built.weight_bytes / 1e6, 1),
+        "plan_over_weights": round(built.plan_bytes / built.weight_bytes, 4),
+        "rows": [shape.rows for shape in built.shapes],
+        "cells": [cell.label for cell in cells],
+    }
+    (directory / "build.json").write_text(json.dumps(result))
+    return result
+
+
+def run(directory: Path, cells: list[Cell], context: int, count: int, *, eager: bool, kernels: bool) -> dict[str, Any]:
+    from edgert.backends.tensorrt import TensorRTBackend
+
+    info = Exported.load(directory)
+    shape = SHAPES[info.shape]
+    bandwidth = copy_bandwidth()
+    slots = max(cell.batch for cell in cells)
+    report: dict[str, Any] = {
+        "shape": shape.name,
+        "context_tokens": context,
+        "copy_bandwidth_gb_s": round(bandwidth / 1e9, 1),
+        "build": json.loads((directory / "build.json").read_text()),
+        "cells": {},
+    }
+    for graphs in (True, False) if eager else (True,):
+        options = {"flavour": "tensorrt-rtx", "enable_cuda_graph": graphs}
+        backend = TensorRTBackend(setup_for(directory, info, cells, slots, options))
+        backend.warm_up()
+        mode = "graph" if graphs else "eager"
+        described = backend.describe()
+        report[mode] = {key: described[key] for key in ("timings", "jit_s", "jit_cache", "fallbacks", "graphs")}
+        report[mode]["memory"] = backend.memory()
+        report["device"] = described["device"]
+        report["scratch_bytes_by_cell"] = described["scratch_bytes_by_cell"]
+        for cell in cells:
+            entry = report["cells"].setdefault(cell.label, {})
+            if cell.kind == "prefill":
+                entry[mode] = {"chunk_ms": prefill_ms(backend, cell)}
+                continue
+            floor = floor_ms(shape, context + 50, cell.batch, bandwidth)
+            waited = steps_of(backend, cell, context, count, ahead=False)
+            ahead = steps_of(backend, cell, context, count, ahead=True)
+            entry[mode] = {"waited": waited, "ahead": ahead, "over_floor": round(ahead["step_ms"] / floor, 3)}
+            entry["floor_ms"] = round(floor, 4)
+            if graphs and kernels:
+                entry["kernels"] = kernel_table(backend, cell, context)
+        backend.close()
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["export", "build", "run"])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
+    parser.add_argument("--attention", choices=["native", "written_out"], default="written_out")
+    parser.add_argument("--sampling", choices=["conditional", "branchless"], default="branchless")
+    parser.add_argument("--cache-tokens", type=int, default=4608)
+    parser.add_argument("--cells", nargs="+", type=parse_cell, default=[Cell("decode", 1, 1, 768)])
+    parser.add_argument("--min-rows", type=int, default=2)
+    parser.add_argument("--context", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="kernel table through torch's profiler")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if args.action == "export":
+        export_shape(
+            SHAPES[args.shape],
+            args.directory,
+            cache_tokens=args.cache_tokens,
+            attention=args.attention,
+            sampling=args.sampling,
+        )
+        return
+    if args.action == "build":
+        result = build(args.directory, args.cells, args.min_rows)
+    else:
+        result = run(
+            args.directory, args.cells, args.context, args.steps, eager=not args.no_eager, kernels=args.kernels
+        )
+    text = json.dumps(result, indent=1)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
