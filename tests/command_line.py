@@ -38,17 +38,25 @@ def command(name: str, *arguments: str | Path) -> list[str]:
     return [str(SCRIPTS / name), *map(str, arguments)]
 
 
-def environment() -> dict[str, str]:
+def environment(**changed: str) -> dict[str, str]:
     """This one's, without a terminal's width or colours in the output, one thread a process."""
-    return {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return {
+        **os.environ,
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    } | changed
 
 
-def run(arguments: Sequence[str | Path], cwd: Path | None = None) -> Ran:
-    """Run `arguments` (a script's name first) to its end."""
+def run(arguments: Sequence[str | Path], cwd: Path | None = None, **changed: str) -> Ran:
+    """Run `arguments` (a script's name first) to its end; `changed` are environment variables."""
     name, *rest = arguments
     line = command(str(name), *rest) if name in ("edgebuild", "edgert") else [str(name), *map(str, rest)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(line, cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        process = subprocess.Popen(
+            line, cwd=cwd, env=environment(**changed), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
         _, status, usage = os.wait4(process.pid, 0)  # the usage of this one child
         process.returncode = os.waitstatus_to_exitcode(status)
         texts = []
@@ -57,3 +65,12 @@ def run(arguments: Sequence[str | Path], cwd: Path | None = None) -> Ran:
             texts.append(stream.read().decode())
     cpu_s = usage.ru_utime + usage.ru_stime
     return Ran(process.returncode, texts[0], texts[1], cpu_s, usage.ru_maxrss * 1024)
+
+
+def write_profile(folder: Path, name: str, extends: str, *lines: str) -> Path:
+    """A toy profile on top of a bundled one: small context, few cells."""
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        "\n".join([f"extends: {extends}", f"name: {name}", "description: a toy", TOY_LIMITS, *lines]) + "\n"
+    )
+    return path

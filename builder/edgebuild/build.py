@@ -99,7 +99,8 @@ def resume(artifact: Path, stages: Stages) -> Built:
         manifest = load_manifest(artifact)
         check_files(artifact, manifest, "full")
     if manifest.state == "complete":
-        raise EngineError(f"{artifact}: complete already", hint=f"edgert generate {shlex.quote(str(artifact))} --prompt TEXT")
+        where = shlex.quote(str(artifact))
+        raise EngineError(f"{artifact}: complete already", hint=f"edgert generate {where} --prompt TEXT")
     place = can_build_here(_Target(manifest.backend))
     if not place.possible:
         raise EngineError(f"the {manifest.backend.name} engine cannot be built here: {place.reason}",
@@ -145,13 +146,13 @@ def _write_onnx(
     stages: Stages,
 ) -> Manifest:
     """Everything of an artifact but the engine, and the manifest that describes it (not sealed)."""
-    from edgebuild.export import FORMS, export_decoder
-    from edgebuild.golden import make_golden
     from edgebuild.scheduler_config import render_scheduler
 
     tokenizer = checkpoint.tokenizer
     token_limit = min(tokenizer.token_limit, config.vocabulary_size)
     with stages.stage("export") as report:
+        from edgebuild.export import FORMS, export_decoder  # loads torch, which takes seconds: inside the stage
+
         graph = export_decoder(
             config,
             checkpoint,
@@ -163,6 +164,8 @@ def _write_onnx(
             progress=lambda stage, done: report((0.7 if stage == "trace" else 0.7 + 0.3 * done) * (done or 0.01)),
         )
     with stages.stage("golden vectors") as report:
+        from edgebuild.golden import make_golden
+
         golden = make_golden(
             checkpoint,
             precision=profile.precision,

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from command_line import TOY_LIMITS, Ran, run
+from command_line import Ran, run, write_profile
 from toy_gguf import write_gguf
 
 
@@ -27,15 +27,6 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elsewhere") / "another working directory"
     folder.mkdir()
     return folder
-
-
-def write_profile(folder: Path, name: str, extends: str, *lines: str) -> Path:
-    """A toy profile on top of a bundled one: small context, few cells."""
-    path = folder / f"{name}.yaml"
-    path.write_text(
-        "\n".join([f"extends: {extends}", f"name: {name}", "description: a toy", TOY_LIMITS, *lines]) + "\n"
-    )
-    return path
 
 
 @pytest.fixture(scope="session")
