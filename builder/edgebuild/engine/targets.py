@@ -70,7 +70,11 @@ def device_capability() -> str | None:
         from cuda.bindings import driver
     except ImportError:
         return None
-    if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
+    try:
+        status = driver.cuInit(0)[0]
+    except RuntimeError:  # the bindings look for libcuda at the first call and find none
+        return None
+    if status != driver.CUresult.CUDA_SUCCESS:
         return None
     error, device = driver.cuDeviceGet(0)
     if error != driver.CUresult.CUDA_SUCCESS:
