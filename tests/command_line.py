@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,13 +17,12 @@ TOY_LIMITS = "limits: {context_tokens: 256, max_chunk: 64, max_prefill_cells: 6,
 
 @dataclass(frozen=True)
 class Ran:
-    """What a finished command left: exit code, both streams, CPU seconds of the process, its peak memory."""
+    """What a finished command left: exit code, both streams, CPU seconds of the process."""
 
     code: int
     out: str
     err: str
     cpu_s: float
-    peak_bytes: int
 
     @property
     def error_line(self) -> str:
@@ -63,8 +63,29 @@ def run(arguments: Sequence[str | Path], cwd: Path | None = None, **changed: str
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read().decode())
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return Ran(process.returncode, texts[0], texts[1], cpu_s, usage.ru_maxrss * 1024)
+    return Ran(process.returncode, texts[0], texts[1], usage.ru_utime + usage.ru_stime)
+
+
+_PEAK = """
+import json, resource, subprocess, sys
+code = subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL).returncode
+with open(sys.argv[1], "w") as file:
+    json.dump([code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024], file)
+"""
+
+
+def peak_bytes(arguments: Sequence[str | Path], folder: Path) -> int:
+    """Peak resident memory of a command and what it waits for, the largest process of them. Fails where it fails.
+
+    Measured by a small process between: a child starts with the peak of the process that it was forked from.
+    """
+    name, *rest = arguments
+    line = command(str(name), *rest) if name in ("edgebuild", "edgert") else [str(name), *map(str, rest)]
+    report = folder / "peak.json"
+    subprocess.run([sys.executable, "-c", _PEAK, str(report), *line], env=environment(), check=True, cwd=folder)
+    code, peak = json.loads(report.read_text())
+    assert code == 0, line
+    return int(peak)
 
 
 def write_profile(folder: Path, name: str, extends: str, *lines: str) -> Path:
