@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -57,7 +58,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an EdgebuildError becomes one line on stderr and its exit code; Ctrl-C becomes 130."""
+    """Entry point: an error becomes one line on stderr and its exit code; Ctrl-C becomes 130.
+
+    What nobody expected is one line too, and exit code 1; EDGEBUILD_DEBUG=1 shows its traceback.
+    """
     from edgert.errors import EdgertError
 
     try:
@@ -74,3 +78,9 @@ def main() -> None:
     except KeyboardInterrupt:
         click.echo("edgebuild: interrupted", err=True)
         sys.exit(130)
+    except Exception as error:
+        if os.environ.get("EDGEBUILD_DEBUG"):
+            raise
+        what = " ".join(str(error).split())[:500]
+        click.echo(f"edgebuild: {type(error).__name__}: {what} (EDGEBUILD_DEBUG=1 shows where)", err=True)
+        sys.exit(1)

@@ -1,6 +1,7 @@
 """The command line of edgert: generate, chat, bench. Each command imports what it needs when it runs.
 
 Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 the reader of our output went away, others as in errors.py.
+What nobody expected is one line and 1; EDGERT_DEBUG=1 shows its traceback.
 """
 
 from __future__ import annotations
@@ -227,6 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the interpreter flushes stdout once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:
+        if os.environ.get("EDGERT_DEBUG"):
+            raise
+        print(f"edgert: {type(error).__name__}: {' '.join(str(error).split())[:500]} (EDGERT_DEBUG=1 shows where)",
+              file=sys.stderr)  # fmt: skip
+        return 1
     return code
 
 
