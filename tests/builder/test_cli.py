@@ -1,0 +1,61 @@
+"""The entry point of edgebuild: which exit code and which line each kind of failure gets."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import pytest
+from edgebuild import cli
+from edgebuild.errors import DoesNotFit
+from edgert.errors import GoldenMismatch
+
+
+def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run `edgebuild profiles` with a command that raises `error`; returns the exit code."""
+
+    def command(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: click.Command("profiles", callback=command))
+    monkeypatch.setattr(sys, "argv", ["edgebuild", "profiles"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DoesNotFit("too large", hint="take a smaller one"), 6, "edgebuild: too large (take a smaller one)\n"),
+        (GoldenMismatch("wrong numbers"), 7, "edgebuild: wrong numbers\n"),
+        (KeyboardInterrupt(), 130, "edgebuild: interrupted\n"),
+        (RuntimeError("a\nb"), 1, "edgebuild: RuntimeError: a b (EDGEBUILD_DEBUG=1 shows where)\n"),
+    ],
+)
+def test_every_failure_is_one_line_and_an_exit_code(
+    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failing(error, monkeypatch) == code
+    assert capsys.readouterr().err.lstrip("\n") == line
+
+
+def test_the_traceback_of_what_nobody_expected_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEBUILD_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="here"):
+        failing(RuntimeError("here"), monkeypatch)
+
+
+def test_options_without_a_command_mean_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def get(_: Any, __: Any, name: str) -> click.Command:
+        asked.append(name)
+        return click.Command(name, params=[click.Option(["--profile"])], callback=lambda **_: None)
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", get)
+    monkeypatch.setattr(sys, "argv", ["edgebuild", "--profile", "orin.yaml"])
+    cli.main()
+    assert set(asked) == {"build"}
