@@ -57,7 +57,7 @@ def test_no_chunk_is_empty(engine: Engine, length: int) -> None:
     def prefill_rows() -> dict[int, int]:
         rows: dict[int, int] = {}
         for label, count in engine.snapshot().launches.items():
-            found = re.match(r"prefill-1x(\d+)", label)
+            found = re.match(r"prefill-(\d+)@", label)
             if found:
                 rows[int(found[1])] = rows.get(int(found[1]), 0) + count
         return rows
@@ -109,7 +109,12 @@ def test_a_gguf_equals_transformers_on_its_dequantised_weights(
 def test_every_mechanism_switched_off_gives_the_same_tokens(llama_artifact: Path, engine: Engine) -> None:
     prompts = random_prompts((5, 70, 131, 200), TOKENS)
     expected = [engine.complete(prompt, max_tokens=NEW, ignore_eos=True).token_ids for prompt in prompts]
-    baseline: dict[str, Any] = {"enable_chunked_prefill": False, "enable_mtp": False, "slots": 1}
+    baseline: dict[str, Any] = {
+        "enable_chunked_prefill": False,
+        "enable_mtp": False,
+        "slots": 1,
+        "graph_batch_sizes": [1],
+    }
     with Engine.load(llama_artifact, threads=1, **baseline) as plain:
         handles = [plain.submit(prompt, max_tokens=NEW, ignore_eos=True) for prompt in prompts]
         assert [handle.result(300).token_ids for handle in handles] == expected

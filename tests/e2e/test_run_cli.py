@@ -29,7 +29,7 @@ def test_json_carries_text_ids_reason_usage_and_times(llama_artifact: Path) -> N
     assert answer["usage"]["total_tokens"] == 12
     assert answer["ttft_ms"] > 0
     assert answer["tpot_ms"] > 0
-    assert len(answer["itl_ms"]) == 8
+    assert set(answer["itl_ms"]) == {"p50", "p90", "p99"}
     assert set(answer["phases"]) >= {"load_ms", "queue_ms", "prefill_ms", "decode_ms"}
     tokenizer = Tokenizer.from_file(str(llama_artifact / "tokenizer.json"))
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
@@ -145,7 +145,8 @@ def test_a_scheduler_that_asks_for_the_impossible_is_refused_with_the_reason(
     path = artifact / "scheduler.yaml"
     text = path.read_text()
     assert "slots: 4" in text
-    path.write_text(text.replace("slots: 4", "slots: 2"))
+    assert "prefill_decode_ratio_range: [4, 8]" in text
+    path.write_text(text.replace("prefill_decode_ratio_range: [4, 8]", "prefill_decode_ratio_range: [1, 8]"))
     assert generate(artifact, "--prompt-ids", "5", "--max-tokens", "2")["token_ids"]  # a possible edit is taken
     path.write_text(text.replace("slots: 4", "slots: 400"))
     ran = run(["edgert", "generate", artifact, "--prompt", "a"])
