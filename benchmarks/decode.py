@@ -81,6 +81,34 @@ def prefill_ms(backend: Any, cell: Cell, repeats: int = 12) -> float:
     return round(1e3 * float(np.median(times[2:])), 4)
 
 
+def prompt_ms(backend: Any, cells: list[Cell], tokens: int, repeats: int = 4) -> dict[str, float] | None:
+    """A whole prompt in chunks of the largest prefill cell, each on the smallest tier that holds it; waited for once.
+
+    None where the cells do not reach `tokens`.
+    """
+    from edgert.step import empty_step
+
+    prefill = [cell for cell in cells if cell.kind == "prefill"]
+    rows = max((cell.query_rows for cell in prefill), default=0)
+    tiers = sorted((cell for cell in prefill if cell.query_rows == rows), key=lambda cell: cell.kv_tier)
+    if not tiers or tiers[-1].kv_tier < tokens:
+        return None
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        ticket = None
+        for start in range(0, tokens, rows):
+            step = empty_step(next(cell for cell in tiers if cell.kv_tier >= start + rows), 0)
+            step.tokens[:], step.length[:] = 11, start
+            step.valid[:] = step.forced[:] = rows
+            ticket = backend.launch(step)
+        assert ticket is not None
+        ticket.result()
+        times.append(time.perf_counter() - began)
+    best = float(np.median(times[1:]))
+    return {"tokens": tokens, "ms": round(1e3 * best, 3), "tokens_per_s": round(tokens / best, 1)}
+
+
 def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 20) -> dict[str, Any]:
     """Device time per step by kernel, from torch's profiler (CUPTI), captured graph replayed."""
     from torch.profiler import ProfilerActivity, profile
@@ -174,6 +202,7 @@ def run(directory: Path, cells: list[Cell], context: int, count: int, *, eager: 
             entry["floor_ms"] = round(floor, 4)
             if graphs and kernels:
                 entry["kernels"] = kernel_table(backend, cell, context)
+        report[mode]["prompt"] = prompt_ms(backend, cells, 4096)
         backend.close()
     return report
 

@@ -117,9 +117,11 @@ def decode_step(
     return replace(step, want_logits=logits)
 
 
-def generate(backend: TensorRTBackend, ids: Sequence[int], count: int, *, slot: int = 0, cell: Cell = ONE) -> list[int]:
+def generate(
+    backend: TensorRTBackend, ids: Sequence[int], count: int, *, slot: int = 0, cell: Cell = ONE, chunk: Cell = SMALL
+) -> list[int]:
     """Greedy, one sequence, every step but the first fed from the device and launched before the last was read."""
-    tokens = [int(prefill(backend, ids, slot=slot)[-1].next_token[0])]
+    tokens = [int(prefill(backend, ids, slot=slot, cell=chunk)[-1].next_token[0])]
     tickets = [
         backend.launch(decode_step(cell, slot, [tokens[0] if place == 0 else None], [len(ids)]))
         for place in range(count - 1)

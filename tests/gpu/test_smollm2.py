@@ -1,0 +1,101 @@
+"""The real SmolLM2-135M-Instruct on the GPU in float16, against the float32 reference module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="the rtx extra is not installed")
+pytest.importorskip("polygraphy", reason="the rtx extra is not installed")
+
+from edgebuild.checkpoint import Checkpoint, open_checkpoint
+from edgebuild.engine.tensorrt import build_engine
+from edgebuild.export import FORMS, export_decoder
+from edgebuild.models.config import ModelConfig
+from edgebuild.models.loading import Sequence1, reference_logits
+from edgert.backends.base import Setup
+from edgert.backends.tensorrt import TensorRTBackend
+from edgert.cells import Cell
+from edgert.manifest_records import StateSpec
+from gpu_toy import decode_step, generate, prefill, relative
+from tokenizers import Tokenizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+CHUNK, ONE = Cell("prefill", 1, 128, 640), Cell("decode", 1, 1, 640)
+TEXT = (Path(__file__).parents[2] / "README.md").read_text()
+QUESTIONS = [
+    f"{verb} {what}."
+    for verb in ("Explain", "Describe", "Write a short poem about", "List three facts about")
+    for what in ("the capital of France", "prime numbers", "how rain forms", "a lighthouse", "binary search")
+]
+
+
+@dataclass(frozen=True)
+class Model:
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    backend: TensorRTBackend
+
+
+@pytest.fixture(scope="module")
+def model(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    directory = tmp_path_factory.mktemp("smollm2")
+    checkpoint = open_checkpoint(demo_gguf)
+    limit = checkpoint.tokenizer.token_limit
+    graph = export_decoder(
+        ModelConfig.from_hf(checkpoint.config),
+        checkpoint,
+        directory,
+        cache_tokens=768,
+        token_limit=limit,
+        precision="float16",
+        forms=FORMS["tensorrt-rtx"],
+    )
+    build_engine(graph.path, directory / "decoder.plan", [CHUNK, ONE])
+    states = tuple(StateSpec(s.name, s.name + ".out", "float16", s.kind, s.shape) for s in graph.states)
+    setup = Setup(directory, (CHUNK, ONE), 1, 768, limit, states, {"flavour": "tensorrt-rtx"})
+    backend = TensorRTBackend(setup)
+    backend.warm_up()
+    yield Model(checkpoint, Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json), backend)
+    backend.close()
+
+
+def test_logits_of_512_positions_agree_with_float32(model: Model) -> None:
+    ids = model.tokenizer.encode(TEXT * 3, add_special_tokens=False).ids[:520]
+    (reference,) = reference_logits(model.checkpoint, [Sequence1(tuple(ids), first=7)])
+    prefill(model.backend, ids[:8], cell=CHUNK)
+    errors = []
+    for position in range(8, 520):
+        step = decode_step(ONE, 0, [ids[position]], [position], logits=True)
+        logits = model.backend.launch(step).result().logits
+        assert logits is not None
+        errors.append(relative(logits[0, 0], reference[position - 7].numpy()))
+    print(f"relative error: median {np.median(errors):.2e}, worst {max(errors):.2e}")
+    assert max(errors) <= 5e-3
+
+
+def test_greedy_tokens_are_the_references_except_at_near_ties(model: Model) -> None:
+    """Each generated token must be the reference's choice after the same tokens, or within 1e-2 of it."""
+    sequences, starts = [], []
+    for question in QUESTIONS:
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        ids = model.tokenizer.encode(prompt, add_special_tokens=False).ids
+        answer = [int(prefill(model.backend, ids, cell=CHUNK)[-1].next_token[0])]
+        for place in range(63):
+            step = decode_step(ONE, 0, [answer[-1]], [len(ids) + place])
+            answer.append(int(model.backend.launch(step).result().next_token[0]))
+        assert generate(model.backend, ids, 64, cell=ONE, chunk=CHUNK) == answer
+        sequences.append(Sequence1(tuple(ids + answer), first=len(ids) - 1))
+        starts.append(len(ids))
+    ties = []
+    for sequence, start, logits in zip(sequences, starts, reference_logits(model.checkpoint, sequences), strict=True):
+        for place, row in enumerate(logits[:64].numpy()):
+            ours, best = sequence.ids[start + place], int(row.argmax())
+            if ours != best:
+                ties.append((start + place, ours, best, float(row[best] - row[ours]), float(abs(row[best]))))
+    print(f"{len(ties)} of {64 * len(sequences)} tokens differ: {ties}")
+    assert all(gap <= 1e-2 * size for *_, gap, size in ties)
