@@ -1,4 +1,4 @@
-"""A hybrid checkpoint through the whole build and the real runtime: same tokens as Transformers, requests interleaved."""
+"""A hybrid checkpoint through the whole build and the runtime: Transformers' tokens, requests interleaved."""
 
 from __future__ import annotations
 

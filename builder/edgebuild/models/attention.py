@@ -69,6 +69,6 @@ class Attention(nn.Module):
         mixed = mixed.reshape(step.batch * step.rows, self.heads * self.head_dim)
         return self.o_proj(mixed), (keys, values)
 
-    def commit(self, _states: Sequence[Tensor], written: Sequence[Tensor], _committed: Tensor) -> tuple[Tensor, ...]:
+    def commit(self, written: Sequence[Tensor], _accepted: Tensor) -> tuple[Tensor, ...]:
         """The states after this step: what `forward` wrote, whatever was accepted."""
         return tuple(written)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgebuild.errors import CheckpointError
+from edgebuild.models.flash_config import GATES, SPARSE_ATTENTION, FlashConfig, read_flash
 from edgebuild.models.hybrid_config import (
     ATTENTION,
     DELTA_NET,
@@ -31,9 +32,10 @@ FAMILIES: Mapping[str, tuple[bool, bool, bool]] = {
     "qwen3_5": (False, False, True),
     "qwen3_5_moe": (False, False, True),
     "qwen3_next": (False, False, True),
+    "qwen4_exp": (False, False, True),
 }
-HYBRID = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
-_HYBRID_PARTIAL_ROTARY = 0.25  # of a hybrid config that does not say
+# model_type -> partial rotary factor when the config does not say
+HYBRID: Mapping[str, float] = {"qwen3_5": 0.25, "qwen3_5_moe": 0.25, "qwen3_next": 0.25, "qwen4_exp": 1.0}
 _MROPE_KEYS = {"mrope_section", "mrope_interleaved"}  # of images: for text all three axes are the position
 
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -93,7 +95,7 @@ class ModelConfig:
     layer_kinds         "full_attention" or "linear_attention" for each layer; empty = all full attention
     gated_attention     q_proj also gives a gate for each head; the attention's output is multiplied by its sigmoid
     zero_centred_norms  norms multiply by 1 + weight
-    delta, moe          of hybrid models, else None
+    delta, moe, flash   of hybrid models, else None
     intermediate_size   of the dense feed-forward; with experts in every layer, the width that one token passes
     """
 
@@ -120,6 +122,7 @@ class ModelConfig:
     zero_centred_norms: bool = False
     delta: DeltaNetConfig | None = None
     moe: MoeConfig | None = None
+    flash: FlashConfig | None = None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -132,6 +135,9 @@ class ModelConfig:
                 hint=f"supported: {', '.join(sorted(FAMILIES))}; CONTRIBUTING.md says how to add a family",
             )
         hybrid = family in HYBRID
+        if family == "qwen4_exp" and config.get("layer_types"):
+            same = {SPARSE_ATTENTION: ATTENTION}
+            config["layer_types"] = [same.get(kind, kind) for kind in config["layer_types"]]
         _refuse_unsupported(config, (ATTENTION, DELTA_NET) if hybrid else (ATTENTION,))
         qkv_bias, o_bias, qk_norm = FAMILIES[family]
         if family != "qwen2":  # Qwen2 fixes its biases in code, the others read them from the config
@@ -146,12 +152,14 @@ class ModelConfig:
         context_tokens = _whole(config, "max_position_embeddings")
         layers = _whole(config, "num_hidden_layers")
         kinds: tuple[str, ...] = ()
-        delta, moe, partial = None, None, None
+        delta, moe, flash, partial = None, None, None, None
         if hybrid:
             kinds = read_layer_kinds(config, layers)
-            delta = read_delta_net(config, grouped=family == "qwen3_next") if DELTA_NET in kinds else None
-            moe = read_moe(config, layers, renormalise=None if family == "qwen3_next" else True)
-            partial = _partial_rotary(config)
+            flash = read_flash(config, kinds) if family == "qwen4_exp" else None
+            if DELTA_NET in kinds:
+                delta = read_delta_net(config, grouped=family == "qwen3_next", gates=GATES if flash else GATES[:1])
+            moe = read_moe(config, layers, renormalise=None if family in ("qwen3_next", "qwen4_exp") else True)
+            partial = _partial_rotary(config, HYBRID[family])
             config = _without_partial_rotary(config)
         rotary_dim = rotary_width(partial, head_dim)
         dense = moe is None or not all(moe.layers)
@@ -178,6 +186,7 @@ class ModelConfig:
             zero_centred_norms=hybrid,
             delta=delta,
             moe=moe,
+            flash=flash,
             mtp_layers=int(config.get("mtp_num_hidden_layers") or config.get("num_nextn_predict_layers") or 0),
         )
 
@@ -198,8 +207,7 @@ class ModelConfig:
         tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary_size, self.hidden_size)}
         for index in range(self.layers):
             layer = f"model.layers.{index}."
-            tensors[layer + "input_layernorm.weight"] = (self.hidden_size,)
-            tensors[layer + "post_attention_layernorm.weight"] = (self.hidden_size,)
+            tensors |= {layer + name: shape for name, shape in self._residual_tensors(index).items()}
             if self.delta is not None and self.layer_kind(index) == DELTA_NET:
                 mixer, prefix = self.delta.tensors(self.hidden_size), "linear_attn."
             else:
@@ -208,10 +216,24 @@ class ModelConfig:
             experts = self.moe is not None and self.moe.layers[index]
             mlp = self.moe.tensors(self.hidden_size) if self.moe is not None and experts else self._mlp_tensors()
             tensors |= {f"{layer}mlp.{name}": shape for name, shape in mlp.items()}
-        tensors["model.norm.weight"] = (self.hidden_size,)
+        if self.flash is None:
+            tensors["model.norm.weight"] = (self.hidden_size,)
+        else:
+            mixer = self.flash.residual_tensors(self.hidden_size, combine=False)
+            tensors |= {f"model.hyper_connection_mixer.{name}": shape for name, shape in mixer.items()}
         if not self.tie_word_embeddings:
             tensors["lm_head.weight"] = (self.vocabulary_size, self.hidden_size)
         return tensors
+
+    def _residual_tensors(self, index: int) -> dict[str, tuple[int, ...]]:
+        """Name below the layer → shape, of what stands around token mixer and feed-forward."""
+        if self.flash is None:
+            return {f"{name}.weight": (self.hidden_size,) for name in ("input_layernorm", "post_attention_layernorm")}
+        around = self.flash.residual_tensors(self.hidden_size, combine=True)
+        places = ("attn_hyper_connection", "mlp_hyper_connection")
+        tensors = {f"{place}.{name}": shape for place in places for name, shape in around.items()}
+        ngram = self.flash.ngram_tensors(self.hidden_size, index)
+        return tensors | {f"ple.{name}": shape for name, shape in ngram.items()}
 
     def _attention_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name below `self_attn.` → shape."""
@@ -226,7 +248,8 @@ class ModelConfig:
             tensors["o_proj.bias"] = (self.hidden_size,)
         if self.qk_norm:
             tensors["q_norm.weight"] = tensors["k_norm.weight"] = (self.head_dim,)
-        return tensors
+        indexer = {} if self.flash is None else self.flash.indexer_tensors(self.hidden_size)
+        return tensors | {f"indexer.{name}": shape for name, shape in indexer.items()}
 
     def _mlp_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name below `mlp.` → shape, of a dense feed-forward."""
@@ -244,13 +267,19 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of key and value cache that one position of one sequence takes, over all layers."""
-        return 2 * self.attention_layers * self.kv_heads * self.head_dim * element_bytes
+        return self.attention_layers * (2 * self.kv_heads * self.head_dim + self.index_dim) * element_bytes
+
+    @property
+    def index_dim(self) -> int:
+        """Elements beside key and value that a layer of sparse attention keeps of a position."""
+        return 0 if self.flash is None or self.flash.indexer is None else self.flash.indexer.head_dim
 
     def recurrent_bytes_per_slot(self, element_bytes: int) -> int:
         """Bytes of recurrent state that one sequence takes, over all layers, whatever its length."""
         if self.delta is None:
             return 0
-        return (self.layers - self.attention_layers) * self.delta.state_bytes(element_bytes)
+        extra = 0 if self.flash is None else element_bytes * self.flash.state_elements(self.hidden_size)
+        return (self.layers - self.attention_layers) * self.delta.state_bytes(element_bytes) + extra
 
 
 def read_rope(config: Mapping[str, Any], context_tokens: int, head_dim: int) -> RopeConfig:
@@ -332,10 +361,10 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **config["text_config"], **tied}
 
 
-def _partial_rotary(config: Mapping[str, Any]) -> float:
+def _partial_rotary(config: Mapping[str, Any], default: float) -> float:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    return _HYBRID_PARTIAL_ROTARY if partial is None else float(partial)
+    return default if partial is None else float(partial)
 
 
 def _without_partial_rotary(config: Mapping[str, Any]) -> dict[str, Any]:

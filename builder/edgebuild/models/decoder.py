@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgebuild.errors import ExportError
 from edgebuild.models import ops
 from edgebuild.models.attention import Attention
 from edgebuild.models.config import ModelConfig
@@ -73,6 +74,8 @@ class Decoder(nn.Module):
         self, config: ModelConfig, *, cache_tokens: int, token_limit: int, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
+        if config.flash is not None:
+            raise ExportError(f"{config.family} can be planned, its modules do not exist yet")
         self.config, self.cache_tokens, self.token_limit, self.dtype = config, cache_tokens, token_limit, dtype
         self.model = Backbone(config, dtype)
         self.lm_head = (
@@ -118,9 +121,9 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
         """One step → sampled [B, R], accepted [B], next_token [B], new_length [B], logits [B, R, V'], states."""
         batch, rows = tokens.shape
-        hidden, kept = self.backbone(tokens, length, kv_positions, states)
         # logits are needed from the last given row on: row forced - 1 + j, j = 0 .. R - 1
         offsets = torch.arange(uniform.shape[1], device=tokens.device)
+        hidden, kept = self.backbone(tokens, length, kv_positions, states, forced, offsets)
         index = forced[:, None] - 1 + offsets  # [B, R]
         last = rows - 1
         picked = hidden.view(batch, rows, -1).gather(
@@ -135,13 +138,21 @@ class Decoder(nn.Module):
         misses = (~agrees).to(torch.int64).cumsum(1)
         accepted = (misses == 0).to(torch.int64).sum(1)
         next_token = sampled.gather(1, accepted[:, None].clamp(max=uniform.shape[1] - 1))[:, 0]
-        committed = forced + accepted
-        return sampled, accepted, next_token, length + committed, logits, self.commit(states, kept, committed)
+        return sampled, accepted, next_token, length + forced + accepted, logits, self.commit(kept, accepted)
 
     def backbone(
-        self, tokens: Tensor, length: Tensor, kv_positions: Tensor, states: Sequence[Tensor]
+        self,
+        tokens: Tensor,
+        length: Tensor,
+        kv_positions: Tensor,
+        states: Sequence[Tensor],
+        forced: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        """Hidden rows after the final norm [B·q, hidden], and per layer what `commit` needs."""
+        """Hidden rows after the final norm [B·q, hidden], and per layer what `commit` needs.
+
+        forced [B], offsets [R]: see Step; left out, every row is forced and nothing is drafted.
+        """
         batch, rows = tokens.shape
         positions = length[:, None] + torch.arange(rows, device=tokens.device)
         step = Step(
@@ -152,6 +163,8 @@ class Decoder(nn.Module):
             kv_positions,
             self.rope_cos[positions][:, None],
             self.rope_sin[positions][:, None],
+            torch.full_like(length, rows) if forced is None else forced,
+            torch.zeros(1, dtype=torch.int64, device=tokens.device) if offsets is None else offsets,
         )
         x = F.embedding(tokens, self.model.embed_tokens.weight).view(batch * rows, self.config.hidden_size)
         kept: list[tuple[Tensor, ...]] = []
@@ -160,11 +173,11 @@ class Decoder(nn.Module):
             kept.append(pending)
         return self.model.norm(x), kept
 
-    def commit(self, states: Sequence[Tensor], kept: Sequence[tuple[Tensor, ...]], committed: Tensor) -> list[Tensor]:
-        """The states after the first `committed` [B] rows; a row of 0 keeps what it had."""
+    def commit(self, kept: Sequence[tuple[Tensor, ...]], accepted: Tensor) -> list[Tensor]:
+        """The states after the forced rows and `accepted` [B] more; a sequence without any keeps what it had."""
         new_states: list[Tensor] = []
-        for layer, part, pending in zip(self.layers, self._by_layer(states), kept, strict=True):
-            new_states += layer.mixer.commit(part, pending, committed)
+        for layer, pending in zip(self.layers, kept, strict=True):
+            new_states += layer.mixer.commit(pending, accepted)
         return new_states
 
     def _by_layer(self, states: Sequence[Tensor]) -> list[Sequence[Tensor]]:

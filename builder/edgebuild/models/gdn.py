@@ -1,13 +1,14 @@
 """Gated DeltaNet (arXiv 2412.06464): a recurrent layer whose state is one matrix a head, in standard operations.
 
-One form serves decode and prefill, and rolls back without copies. With S the state before the step, G_i the decay
-summed up to row i and v'_i the correction that row i writes, the state after n rows is
+One form serves decode and prefill, and rolls back without copies. With S the state before some rows, G_i the decay
+summed up to row i and v'_i the correction that row i writes, the state after n of them is
 
     S_n = e^(G_n) S + Σ_{i<n} e^(G_n − G_i) k_i v'_iᵀ
 
-and v'_i depends on no later row. So `forward` runs every row, drafts and padding too, and keeps k, v' and the decays;
-`commit` forms S_n in one masked product once it is known how many rows count. n = 0 gives S back. Rows are solved in
-blocks of at most 64 (`ops.gated_delta`), states and everything that feeds them are float32.
+and v'_i depends on no later row. So `forward` runs every row, drafts and padding too, forms the state after the forced
+rows, and keeps k, v' and the decays of the R rows behind them; `commit` adds those that were accepted. Both are one
+masked product, n = 0 gives S back, and no row needs a state of its own. Rows are solved in blocks of at most 64
+(`ops.gated_delta`); states and everything that feeds them are float32.
 """
 
 from __future__ import annotations
@@ -107,29 +108,35 @@ class GatedDeltaNet(nn.Module):
         decay, beta = decay.transpose(1, 2), beta.float().sigmoid().transpose(1, 2)
         out, written = ops.gated_delta(query, key, value, decay, beta, matrices)
         normed = self.norm(out.transpose(1, 2), z)
-        return self.out_proj(normed.reshape(batch * rows, size.values)), (window, key, written, decay)
+        output = self.out_proj(normed.reshape(batch * rows, size.values))
+        # columns forced .. forced + R + kernel − 3 of the window hold the convolution's past for every outcome
+        reach = torch.arange(size.kernel - 2, device=x.device) + step.offsets[-1:] + 1
+        columns = _rows(window, step.forced, torch.cat((step.offsets, reach)), 1)
+        matrices = self._after(matrices, key, written, decay, step.forced)
+        key, written, decay = (_rows(x, step.forced, step.offsets, 2) for x in (key, written, decay))
+        return output, (columns, matrices, key, written, decay)
 
-    def commit(self, states: Sequence[Tensor], kept: Sequence[Tensor], committed: Tensor) -> tuple[Tensor, ...]:
-        """The states after the first `committed` [B] rows of this step."""
-        _, matrices = states
-        window, key, written, decay = kept
+    def commit(self, kept: Sequence[Tensor], accepted: Tensor) -> tuple[Tensor, ...]:
+        """The states after the forced rows and `accepted` [B] more."""
+        columns, matrices, key, written, decay = kept
+        taps = torch.arange(self.config.kernel - 1, device=accepted.device)
+        return _rows(columns, accepted, taps, 1), self._after(matrices, key, written, decay, accepted)
+
+    def _after(self, matrices: Tensor, key: Tensor, written: Tensor, decay: Tensor, count: Tensor) -> Tensor:
+        """The matrices after the first `count` [B] of the rows [B, heads, rows, ...]."""
         size = self.config
-        # column n + j of the window: the last kernel − 1 before row n, reaching into the old state where n is small
-        places = committed[:, None] + torch.arange(size.kernel - 1, device=committed.device)
-        columns = window.gather(1, places[:, :, None].expand(-1, -1, size.channels))
-        counts = (torch.arange(decay.shape[2], device=decay.device) < committed[:, None])[:, None]  # [B, 1, q]
+        counts = (torch.arange(decay.shape[2], device=decay.device) < count[:, None])[:, None]  # [B, 1, rows]
         decay = torch.where(counts, decay, 0.0)
         # Σ of the decays after row i: summed from the end, so that no two large sums are subtracted
-        suffix = decay.flip(2).cumsum(2).flip(2)  # [B, Hv, q]
+        suffix = decay.flip(2).cumsum(2).flip(2)  # [B, Hv, rows], row i included
         total = suffix[:, :, :1]
-        after = torch.cat((suffix[:, :, 1:], torch.zeros_like(total)), dim=2)
-        weights = torch.where(counts, after.exp(), 0.0)
-        grouped = (-1, size.key_heads, self.repeat)
-        weighted = weights[..., None] * written  # [B, Hv, q, Dv]
-        weighted = weighted.view(*grouped, decay.shape[2], size.value_dim)
+        behind = torch.cat((suffix[:, :, 1:], torch.zeros_like(total)), dim=2)
+        weights = torch.where(counts, behind.exp(), 0.0)
+        weighted = weights[..., None] * written  # [B, Hv, rows, Dv]
+        weighted = weighted.view(-1, size.key_heads, self.repeat, decay.shape[2], size.value_dim)
         added = key.transpose(2, 3)[:, :, None] @ weighted  # [B, Hk, r, Dk, Dv]
         added = added.view(-1, size.value_heads, size.key_dim, size.value_dim)
-        return columns, matrices * total[..., None].exp() + added
+        return matrices * total[..., None].exp() + added
 
     def _project(self, x: Tensor, batch: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[q|k|v] [B, q, channels], z [B, q, Hv, Dv], b and a [B, q, Hv]."""
@@ -145,6 +152,15 @@ class GatedDeltaNet(nn.Module):
         b, a = self.in_proj_ba(x).view(batch, rows, size.key_heads, 2 * repeat).split(repeat, dim=-1)
         z = z.reshape(batch, rows, size.value_heads, size.value_dim)
         return qkv, z, b.reshape(batch, rows, -1), a.reshape(batch, rows, -1)
+
+
+def _rows(x: Tensor, first: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """Entries first[b] + offsets of `dim`, those past its end replaced by the last one."""
+    places = (first[:, None] + offsets).clamp(max=x.shape[dim] - 1)
+    shape = [1] * x.ndim
+    shape[0], shape[dim] = -1, offsets.shape[0]
+    sizes = [-1 if axis in (0, dim) else size for axis, size in enumerate(x.shape)]
+    return x.gather(dim, places.view(shape).expand(sizes))
 
 
 def _unit(x: Tensor) -> Tensor:

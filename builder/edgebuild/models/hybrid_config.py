@@ -68,6 +68,10 @@ class DeltaNetConfig:
             "out_proj.weight": (hidden_size, self.values),
         }
 
+    def row_elements(self) -> int:
+        """Float32 elements that one row needs at the widest point: window, mixed, keys, values, systems of a block."""
+        return 3 * self.channels + 4 * self.values + 4 * 64 * self.value_heads
+
     def state_bytes(self, element_bytes: int) -> int:
         """One sequence's state in one layer: float32 matrices, the convolution's window in the model's precision."""
         matrices = self.value_heads * self.key_dim * self.value_dim

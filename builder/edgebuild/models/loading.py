@@ -78,7 +78,8 @@ def _empty_decoder(checkpoint: Checkpoint, cache_tokens: int, dtype: torch.dtype
 def _whole_sequence(decoder: Decoder, tokens: int) -> Step:
     positions = torch.arange(tokens)
     cos, sin = decoder.rope_cos[positions][None, None], decoder.rope_sin[positions][None, None]
-    return Step(1, tokens, torch.zeros(1, dtype=torch.int64), positions[None], positions, cos, sin)
+    none = torch.zeros(1, dtype=torch.int64)
+    return Step(1, tokens, none, positions[None], positions, cos, sin, torch.full_like(none, tokens), none)
 
 
 @contextmanager

@@ -44,7 +44,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Step:
     """What every layer needs to know of this launch. B sequences, q rows each, T cache positions read.
 
-    length [B]; positions [B, q]; kv_positions [T]; cos, sin [B, 1, q, rotary_dim / 2]
+    length [B]; positions [B, q]; kv_positions [T]; cos, sin [B, 1, q, rotary_dim / 2]; forced [B] rows that count
+    whatever is accepted; offsets [R] = 0..R-1: at most R - 1 rows after those may count too
     """
 
     batch: int
@@ -54,6 +55,8 @@ class Step:
     kv_positions: Tensor
     cos: Tensor
     sin: Tensor
+    forced: Tensor
+    offsets: Tensor
 
 
 class Weights(nn.Module):

@@ -27,6 +27,8 @@ class ModelShape:
     weight_elements           every weight once; a tied head is the embedding
     context_tokens            longest context the model was trained for
     kv_layers                 layers that keep keys and values; None = all
+    index_dim                 elements that such a layer keeps of a position beside key and value (sparse attention)
+    mixer_width               float32 elements of a row in a recurrent layer at its widest; 0 for a dense model
     recurrent_float32         recurrent state of one sequence that is float32 in every precision; 0 for a dense model
     recurrent_window          the rest of it, in the model's precision
     """
@@ -41,6 +43,8 @@ class ModelShape:
     context_tokens: int
     weight_elements: int
     kv_layers: int | None = None
+    index_dim: int = 0
+    mixer_width: int = 0
     recurrent_float32: int = 0
     recurrent_window: int = 0
 
@@ -58,13 +62,15 @@ class ModelShape:
             context_tokens=config.context_tokens,
             weight_elements=config.weight_elements() if weight_elements is None else weight_elements,
             kv_layers=config.attention_layers,
+            index_dim=config.index_dim,
+            mixer_width=0 if config.delta is None else config.delta.row_elements(),
             recurrent_float32=config.recurrent_bytes_per_slot(0) // 4,
             recurrent_window=config.recurrent_bytes_per_slot(1) - config.recurrent_bytes_per_slot(0),
         )
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Key and value of one position over all layers; grouped queries share kv_heads."""
-        return 2 * self.caching_layers * self.kv_heads * self.head_dim * element_bytes
+        return self.caching_layers * (2 * self.kv_heads * self.head_dim + self.index_dim) * element_bytes
 
     @property
     def caching_layers(self) -> int:
@@ -152,7 +158,7 @@ def scratch_bytes(model: ModelShape, rows: int, kv_tier: int, logit_rows: int) -
     attention = (model.heads + 2 * model.kv_heads) * model.head_dim * rows + 2 * model.heads * rows * kv_tier
     return 4 * (
         3 * model.hidden_size * rows
-        + max(attention, 3 * model.intermediate_size * rows)
+        + max(attention, 3 * model.intermediate_size * rows, model.mixer_width * rows)
         + 2 * model.vocabulary_size * logit_rows
     )
 
@@ -163,6 +169,7 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
     weights = model.weight_elements * element
     per_token = model.kv_bytes_per_token(element)
     cache = request.cache_tokens
+    recurrent = request.slots * model.recurrent_bytes_per_slot(element)
     prefill = scratch_bytes(model, request.largest_chunk, request.context_tokens, 1)
     decode = scratch_bytes(model, request.decode_rows, request.context_tokens, request.decode_rows)
     lines = (
@@ -176,19 +183,21 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
             "KV cache",
             request.slots * cache * per_token,
             f"{request.slots} slots x {cache:,} tokens x {per_token:,} B "
-            f"(2 x {model.caching_layers} layers x {model.kv_heads} KV heads x {model.head_dim} x {element} B)",
+            f"(2 x {model.caching_layers} layers x {model.kv_heads} KV heads x {model.head_dim} x {element} B"
+            f"{f', {model.index_dim} x {element} B of index a layer' if model.index_dim else ''})",
         ),
         LedgerLine(
             "recurrent state",
-            request.slots * model.recurrent_bytes_per_slot(element),
+            recurrent,
             f"{request.slots} slots x {model.recurrent_bytes_per_slot(element):,} B "
             f"({model.recurrent_float32:,} x 4 B + {model.recurrent_window:,} x {element} B)",
         ),
         LedgerLine(
             "scratch",
-            max(prefill, decode),
+            max(prefill, decode) + 2 * recurrent,
             f"float32 activations of the larger of a {request.largest_chunk}-row chunk and {request.decode_rows} "
-            f"decode rows, attending {request.context_tokens:,} tokens with {model.heads} heads",
+            f"decode rows, attending {request.context_tokens:,} tokens with {model.heads} heads"
+            f"{', and the recurrent state after the forced and after the accepted rows' if recurrent else ''}",
         ),
         LedgerLine(
             "graphs",
