@@ -23,6 +23,7 @@ def resolve(name: str) -> Callable[[Setup], Backend]:
     try:
         module = importlib.import_module(MODULES[name])
     except ImportError as error:
-        raise BackendError(f"backend {name} cannot be imported: {error}", hint="install its extra") from error
+        hint = "install ONNX Runtime 1.25 or newer; it needs Python 3.11" if name == "onnxruntime" else "install its extra"
+        raise BackendError(f"backend {name} cannot be imported: {error}", hint=hint) from error
     open_backend: Callable[[Setup], Backend] = module.open_backend
     return open_backend

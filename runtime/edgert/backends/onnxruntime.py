@@ -27,6 +27,7 @@ WEIGHTS_NAME = "decoder.weights"
 STEP_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 STEP_OUTPUTS = ("sampled", "accepted", "next_token")
 DTYPES = {"float32": np.float32, "float16": np.float16}
+OLDEST = (1, 25)  # 1.24 reads opset 24 but has no TensorScatter; Python 3.10 gets nothing newer than 1.23
 OPTIONS = ("threads", "prepack", "enable_cuda_graph")
 
 # Prepacking lays the weights out for batches a second time: measured on SmolLM2 (540 MB, fp32, 2 threads) +640 MB and
@@ -172,7 +173,10 @@ class OnnxRuntimeBackend:
         try:
             return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exception classes are private to its extension module
-            raise BackendError(f"{model.name} cannot be opened: {_first_line(error)}") from error
+            hint = None
+            if tuple(int(part) for part in ort.__version__.split(".")[:2]) < OLDEST:
+                hint = f"this is ONNX Runtime {ort.__version__}; {'.'.join(map(str, OLDEST))} is the first that runs it"
+            raise BackendError(f"{model.name} cannot be opened: {_first_line(error)}", hint=hint) from error
 
     def _check_graph(self) -> None:
         """The session's inputs and outputs are those this module binds."""
