@@ -23,7 +23,9 @@ def resolve(name: str) -> Callable[[Setup], Backend]:
     try:
         module = importlib.import_module(MODULES[name])
     except ImportError as error:
-        hint = "install ONNX Runtime 1.25 or newer; it needs Python 3.11" if name == "onnxruntime" else "install its extra"
+        hint = "install its extra"
+        if name == "onnxruntime":
+            hint = "install ONNX Runtime 1.25 or newer; it needs Python 3.11"
         raise BackendError(f"backend {name} cannot be imported: {error}", hint=hint) from error
     open_backend: Callable[[Setup], Backend] = module.open_backend
     return open_backend
