@@ -109,7 +109,7 @@ class TensorRTBackend:
             self._plan_hash(plan),
         )
         cached = trt_cache.load(setup.artifact, self._cache_key)
-        self._had_cache = cached is not None
+        self._cached_bytes = len(cached or b"")
         self._engine = Engine(built.flavour, plan, cached, setup.options)
         self._engine.check_states(setup.states)
         self._weights_bytes = self._free_at_start - cuda.free_bytes()
@@ -201,7 +201,7 @@ class TensorRTBackend:
 
     def _store_cache(self) -> None:
         content = self._engine.cache_content()
-        if content and not self._had_cache:
+        if content and len(content) > self._cached_bytes:  # more kernels than the cache held
             trt_cache.store(self._setup.artifact, self._cache_key, content)
 
     def _capture(self, key: GraphKey) -> cuda.CapturedGraph:
@@ -359,7 +359,7 @@ class TensorRTBackend:
                 {"cell": f.key.cell.label, "first_slot": f.key.first_slot, "reason": f.reason}
                 for f in self._graphs.fallbacks
             ],
-            "jit_cache": "warm" if self._had_cache else "cold",
+            "jit_cache": "warm" if self._cached_bytes else "cold",
             "jit_s": {each.cell.label: round(each.jit_s, 3) for each in self._cells.values()},
             "timings": {name: round(value, 3) for name, value in self._timings.items()},
             "scratch_bytes_by_cell": {
