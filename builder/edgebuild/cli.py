@@ -23,6 +23,7 @@ COMMANDS = {
     "profiles": "edgebuild.commands.profiles:profiles",
     "inspect": "edgebuild.commands.artifact:inspect",
     "verify": "edgebuild.commands.artifact:verify",
+    "train-mtp": "edgebuild.commands.train:train_mtp",
 }
 
 

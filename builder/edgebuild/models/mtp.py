@@ -1,0 +1,90 @@
+"""The multi-token-prediction module, as the Qwen family defines it: it drafts the token after the next one.
+
+x = fc(concat[pre_fc_norm_embedding(E[t_{p+1}]), pre_fc_norm_hidden(h_p)]) → one decoder layer of the model's own kind →
+norm → the model's head. h_p is the model's hidden row after its final norm. Further drafts feed the normed output back
+with the token just drafted, one position on. Parameter names are those of the published checkpoints, below `mtp.`.
+This module knows neither the model's embedding nor its head: rows come in, rows go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from edgebuild.models.config import ModelConfig
+from edgebuild.models.decoder import Layer
+from edgebuild.models.parts import Norm, State, Step, Weights
+
+PREFIX = "mtp."
+
+
+def mtp_config(config: ModelConfig) -> ModelConfig:
+    """The model's configuration for its one MTP layer: full attention, and experts if the last layer has them."""
+    moe = config.moe
+    if moe is not None:
+        moe = replace(moe, layers=moe.layers[-1:]) if moe.layers[-1] else None
+    return replace(config, layers=1, layer_kinds=(), delta=None, moe=moe)
+
+
+def expected_mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every `mtp.*` tensor of this model; 15 in a dense one with q and k norms."""
+    hidden = config.hidden_size
+    layer = "model.layers.0."
+    below = {
+        PREFIX + name.removeprefix("model."): shape
+        for name, shape in mtp_config(config).expected_tensors().items()
+        if name.startswith(layer)
+    }
+    return {
+        "mtp.fc.weight": (hidden, 2 * hidden),
+        "mtp.pre_fc_norm_embedding.weight": (hidden,),
+        "mtp.pre_fc_norm_hidden.weight": (hidden,),
+        "mtp.norm.weight": (hidden,),
+        **below,
+    }
+
+
+class Mtp(nn.Module):
+    """One draft pass over q rows. Its cache is its own; a row sits at the position of the hidden row that it takes."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        own = mtp_config(config)
+        self.config, self.dtype = own, dtype
+
+        def norm() -> Norm:
+            return Norm(own.hidden_size, own.rms_norm_eps, dtype, zero_centred=own.zero_centred_norms)
+
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = norm(), norm()
+        self.fc = Weights(own.hidden_size, 2 * own.hidden_size, bias=False, dtype=dtype)
+        self.layers = nn.ModuleList([Layer(own, 0, dtype)])
+        self.norm = norm()
+
+    @property
+    def layer(self) -> Layer:
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        return layer
+
+    def states(self, cache_tokens: int) -> tuple[State, ...]:
+        """The module's own keys and values, under names that no state of the decoder has."""
+        return tuple(
+            State(f"mtp.{state.name}", state.kind, state.shape, state.dtype)
+            for state in self.layer.mixer.states(0, cache_tokens)
+        )
+
+    def entry(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """What the layer takes: embedding of the next token [..., H] and hidden row [..., H] → [..., H]."""
+        both = torch.cat([self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)], dim=-1)
+        mixed: Tensor = self.fc(both.reshape(-1, both.shape[-1]))
+        return mixed.view(embedding.shape)
+
+    def forward(
+        self, embedding: Tensor, hidden: Tensor, step: Step, states: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """embedding, hidden [B, q, H] → (rows after `norm` [B·q, H], the module's new states)."""
+        x = self.entry(embedding, hidden).reshape(step.batch * step.rows, self.config.hidden_size)
+        x, written = self.layer(x, step, states)
+        return self.norm(x), written

@@ -1,0 +1,165 @@
+"""The MTP module unrolled over whole sequences: every position drafts a chain, all positions at once.
+
+Pass c of position p takes the embedding of token p + c and the hidden row of pass c − 1 (the model's own in the first),
+sits at position p + c − 1 and guesses token p + c + 1. It attends, as at run time, to what the first pass wrote up to p
+and to the chain's own rows. Knows no optimiser and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgebuild.models.attention import Attention
+from edgebuild.models.decoder import Decoder, Layer
+from edgebuild.models.mtp import Mtp
+from edgebuild.train.forward import feed_forward, join_heads, split_heads
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences padded on the right. tokens [B, L]; hidden [B, L, H]; start, length [B]: answer and end."""
+
+    tokens: Tensor
+    hidden: Tensor
+    start: Tensor
+    length: Tensor
+
+
+def unroll(mtp: Mtp, decoder: Decoder, batch: Batch, depth: int) -> list[Tensor]:
+    """Rows after the module's norm [B, L, H], one tensor for each of `depth` passes."""
+    layer = mtp.layers[0]
+    if not isinstance(layer, Layer) or not isinstance(layer.mixer, Attention):
+        raise TypeError("the MTP layer is not full attention")
+    attention = layer.mixer
+    _, rows = batch.tokens.shape
+    group = attention.heads // attention.kv_heads
+    own = mtp.fc.weight.dtype  # the module's precision, which may be above the model's
+    hidden = batch.hidden.to(own)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for turn in range(depth):
+        following = F.pad(batch.tokens[:, turn + 1 :], (0, turn + 1))
+        x = mtp.entry(F.embedding(following, decoder.model.embed_tokens.weight).to(own), hidden).to(own)
+        cos = decoder.rope_cos[None, None, turn : turn + rows]
+        sin = decoder.rope_sin[None, None, turn : turn + rows]
+        query, key, value = split_heads(attention, layer.input_layernorm(x), cos, sin)
+        keys.append(key.repeat_interleave(group, 1))
+        values.append(value.repeat_interleave(group, 1))
+        x = feed_forward(layer, x + join_heads(attention, _mix(query, keys, values)))
+        hidden = mtp.norm(x)
+        outputs.append(hidden)
+    return outputs
+
+
+def _mix(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Causal attention over the first pass, and over the own row of every later one. All [B, heads, L, D]."""
+    if len(keys) == 1:
+        return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
+    rows = query.shape[2]
+    scores = (query @ keys[0].transpose(-1, -2)).float()
+    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+    scores = scores.masked_fill(future, float("-inf"))
+    own = [(query * key).sum(-1, keepdim=True).float() for key in keys[1:]]
+    weights = (torch.cat([scores, *own], dim=-1) * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
+    mixed: Tensor = weights[..., :rows] @ values[0]
+    for place, value in enumerate(values[1:]):
+        mixed = mixed + weights[..., rows + place, None] * value
+    return mixed
+
+
+def drafting_rows(batch: Batch, turn: int) -> Tensor:
+    """bool [B, L]: positions from which pass `turn` guesses a token of the answer."""
+    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return (place >= batch.start[:, None] - 1) & (place + turn + 2 < batch.length[:, None])
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total: what is minimised. agreement: per pass, how often the best guess is the model's best token."""
+
+    total: Tensor
+    agreement: tuple[float, ...]
+
+
+def chain_loss(mtp: Mtp, decoder: Decoder, batch: Batch, depth: int, hard: float) -> Loss:
+    """Cross entropy against the model's own distribution, plus `hard` times that against its best token."""
+    total = torch.zeros((), device=batch.tokens.device)
+    agreement: list[Tensor] = []
+    for turn, rows in enumerate(unroll(mtp, decoder, batch, depth)):
+        chosen = drafting_rows(batch, turn)
+        with torch.no_grad():
+            ahead = F.pad(batch.hidden[:, turn + 1 :], (0, 0, 0, turn + 1))[chosen]
+            teacher = decoder.head(ahead)[:, : decoder.token_limit].float()
+            best = teacher.argmax(-1)
+            soft = teacher.softmax(-1)
+        student = decoder.head(rows[chosen])[:, : decoder.token_limit].float()
+        total = total + (1 + hard) * student.logsumexp(-1).mean()
+        total = total - (soft * student).sum(-1).mean() - hard * student.gather(-1, best[:, None]).mean()
+        agreement.append((student.detach().argmax(-1) == best).float().mean())
+    return Loss(total / depth, tuple(torch.stack(agreement).tolist()))
+
+
+@torch.no_grad()
+def correct_guesses(mtp: Mtp, decoder: Decoder, batch: Batch, depth: int) -> Tensor:
+    """bool [depth, B, L]: whether each pass, fed the true tokens before, guesses the token that came."""
+    found = []
+    for turn, rows in enumerate(unroll(mtp, decoder, batch, depth)):
+        guess = decoder.head(rows)[..., : decoder.token_limit].argmax(-1)
+        truth = F.pad(batch.tokens[:, turn + 2 :], (0, turn + 2), value=-1)
+        found.append((guess == truth) & drafting_rows(batch, turn))
+    return torch.stack(found)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Per draft position: how often it was reached and accepted; `tokens` committed in `steps`, bonus included."""
+
+    reached: tuple[int, ...]
+    accepted: tuple[int, ...]
+    tokens: int
+    steps: int
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        return Acceptance(
+            tuple(a + b for a, b in zip(self.reached, other.reached, strict=True)),
+            tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True)),
+            self.tokens + other.tokens,
+            self.steps + other.steps,
+        )
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Accepted ÷ reached, given that the position before was accepted."""
+        return tuple(a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True))
+
+    @property
+    def mean_length(self) -> float:
+        return self.tokens / self.steps if self.steps else 1.0
+
+
+def walk(correct: Sequence[Sequence[bool]], start: int, length: int) -> Acceptance:
+    """Steps over one sequence as at run time: a step commits its accepted drafts and one more token.
+
+    correct: [depth][position]; only steps whose whole chain lies before the end are counted.
+    """
+    depth = len(correct)
+    reached, accepted = [0] * depth, [0] * depth
+    place, tokens, steps = start - 1, 0, 0
+    while place + depth + 1 < length:
+        run = 0
+        while run < depth:
+            reached[run] += 1
+            if not correct[run][place]:
+                break
+            accepted[run] += 1
+            run += 1
+        tokens += run + 1
+        steps += 1
+        place += run + 1
+    return Acceptance(tuple(reached), tuple(accepted), tokens, steps)
