@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from command_line import command, environment, run
+from command_line import command, environment, run, write_profile
+from edgebuild.engine.targets import sdk_available
 
 
 class Running:
@@ -87,6 +88,21 @@ def test_ctrl_c_in_the_middle_of_the_export(folder: Path, profile: Path) -> None
     assert code == 130, err
     assert "Traceback" not in err
     assert "✗ export" in err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(not sdk_available("tensorrt-rtx"), reason="the rtx extra (tensorrt-rtx) is not installed")
+def test_ctrl_c_in_the_middle_of_an_engine_build(folder: Path, workshop: Path, toy_llama: Path) -> None:
+    """TensorRT calls back into Python from C++, which swallows what is raised there."""
+    lines = [f"model: {toy_llama}", "traffic: trace.csv"]
+    running = Running(folder, write_profile(workshop, "interrupted-rtx", "rtx", *lines))
+    running.until("✓ source hashes")
+    time.sleep(1.5)
+    running.signal(signal.SIGINT)
+    code, err = running.end()
+    assert code == 130, err
+    assert "✗ tensorrt-rtx engine" in err
+    assert "Traceback" not in err
     assert list(folder.iterdir()) == []
 
 

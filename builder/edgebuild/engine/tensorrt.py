@@ -8,12 +8,15 @@ model: input shapes come from `shapes.py`, targets from `targets.py`. It does no
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from edgert.backends import trt_module
@@ -85,7 +88,7 @@ def build_engine(
         raise EngineError(f"{onnx_path}: no such ONNX file")
     trt = trt_module.load(flavour)
     started = time.monotonic()
-    with _polygraphy(trt, flavour) as messages:
+    with Interrupt() as interrupt, _polygraphy(trt, flavour) as messages:
         builder, network, parser = _parse(trt, onnx_path.resolve(), messages)
         inputs = tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs))
         outputs = tuple(_tensor(network.get_output(i)) for i in range(network.num_outputs))
@@ -93,7 +96,7 @@ def build_engine(
         shapes = tuple(engine_shape(cell, min_matrix_rows=min_matrix_rows) for cell in cells)
         targets = _targets(trt, flavour, compute_capabilities)
         profiles = [input_shapes(shape, declared) for shape in shapes]
-        serialized = _build(trt, flavour, builder, network, profiles, targets, progress, messages)
+        serialized = _build(trt, flavour, builder, network, profiles, targets, progress, interrupt, messages)
         _write(plan_path, serialized)
         build = EngineBuild(
             path=plan_path,
@@ -168,6 +171,7 @@ def _build(
     profiles: Sequence[dict[str, tuple[int, ...]]],
     targets: Sequence[str],
     progress: Progress | None,
+    interrupt: Interrupt,
     messages: list[str],
 ) -> Any:
     from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, PostprocessConfig, Profile
@@ -179,7 +183,7 @@ def _build(
         for name, shape in shapes.items():
             profile.add(name, min=shape, opt=shape, max=shape)
         wanted.append(profile)
-    monitor = _monitor(trt, progress) if progress else None
+    monitor = _monitor(trt, progress or (lambda *_: True), interrupt)
     if flavour == "tensorrt-rtx":
         from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
@@ -196,12 +200,36 @@ def _build(
     try:
         return EngineBytesFromNetwork((builder, network), config=config)()
     except PolygraphyException as error:
-        if monitor is not None and monitor.stopped:
+        if monitor.stopped:
             raise EngineError("engine build stopped on request") from error
         raise EngineError(f"the engine could not be built: {_last(messages, error)}") from error
 
 
-def _monitor(trt: Any, progress: Progress) -> Any:
+class Interrupt:
+    """Ctrl-C as a flag while inside, raised on the way out: raised in a callback from C++ it would be swallowed."""
+
+    def __init__(self) -> None:
+        self.caught = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # elsewhere no handler can be set, nor does one run
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if self.caught:
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: Any) -> None:
+        self.caught = True
+
+
+def _monitor(trt: Any, progress: Progress, interrupt: Interrupt) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base class is only known at run time
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
@@ -217,11 +245,8 @@ def _monitor(trt: Any, progress: Progress) -> Any:
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             # called from C++ threads, through a frame that must not throw
-            try:
-                go_on = progress(phase_name, step + 1, self.total.get(phase_name, 1))
-            except KeyboardInterrupt:
-                go_on = False
-            self.stopped = self.stopped or not go_on
+            go_on = progress(phase_name, step + 1, self.total.get(phase_name, 1))
+            self.stopped = self.stopped or not go_on or interrupt.caught
             return not self.stopped
 
     return Monitor()
