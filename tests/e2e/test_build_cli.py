@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import toys
 import yaml
-from command_line import TOY_LIMITS, Ran, run
+from command_line import TOY_LIMITS, Ran, run, write_profile
 from edgert.manifest import load_manifest
 
 
@@ -273,6 +273,32 @@ def test_a_model_that_does_not_fit_is_refused_before_the_export_with_what_would_
     assert "export" not in ran.err
     assert "GB" in ran.error_line or "MB" in ran.error_line
     assert ran.cpu_s < 2  # processor seconds, not a clock: the issue's bound
+
+
+def test_activations_past_the_largest_float16_are_found_before_anything_is_published(
+    build_in: Any, workshop: Path, toy_llama: Path, tmp_path: Path
+) -> None:
+    """C5: built as float16 for a Jetson; the probe names what would work."""
+    from safetensors.torch import load_file, save_file
+
+    model = Path(shutil.copytree(toy_llama, tmp_path / "loud"))
+    tensors = load_file(model / "model.safetensors")
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"model.layers.0.mlp.{name}.weight"] *= 2000
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    ran = build_in(model=model, profile=write_profile(workshop, "loud-orin", "orin"))
+    assert ran.code == 7, ran.err
+    for text in ("not finite in float16", "65,504", "precision: bfloat16"):
+        assert text in ran.error_line
+
+
+def test_a_checkpoint_of_pickles_is_refused(build_in: Any, toy_llama: Path, tmp_path: Path) -> None:
+    """Nothing is ever unpickled: a folder with pytorch_model.bin alone is not a checkpoint."""
+    model = Path(shutil.copytree(toy_llama, tmp_path / "pickled"))
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    ran = build_in(model=model)
+    assert ran.code == 5
+    assert "safetensors" in ran.error_line
 
 
 def test_an_output_that_holds_something_else_is_left_alone(build_in: Any, tmp_path: Path, toy_llama: Path) -> None:
