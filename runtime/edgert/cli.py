@@ -150,6 +150,8 @@ def run_generate(options: argparse.Namespace) -> int:
                     "draft_proposed": usage.draft_proposed,
                     "draft_accepted": usage.draft_accepted,
                 },
+                "acceptance": usage.acceptance,
+                "mean_accepted_length": usage.mean_accepted_length,
                 **times,
                 "phases": {"load_ms": load_ms, **times["phases"]},
             }

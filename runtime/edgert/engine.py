@@ -331,6 +331,10 @@ class _Loop:
                 finished=dict(counters.finished),
                 rejected=self._rejected,
                 memory_bytes=self.runtime.memory_bytes,
+                acceptance={task or "": each.to_json() for task, each in worker.drafts.by_task.items()},
+                draft_lengths=worker.drafts.control.lengths(),
+                draft_switched_off=worker.drafts.control.switched_off,
+                draft_switched_on=worker.drafts.control.switched_on,
             )
 
 

@@ -16,12 +16,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request. draft_*: proposed and accepted by verification (0 without drafts)."""
+    """Tokens of one request. draft_*: proposed, and accepted by verification, in that many steps (0 without drafts)."""
 
     prompt_tokens: int
     completion_tokens: int
     draft_proposed: int = 0
     draft_accepted: int = 0
+    draft_steps: int = 0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted ÷ proposed drafts; None where nothing was drafted."""
+        return self.draft_accepted / self.draft_proposed if self.draft_proposed else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens that a step with drafts committed, the bonus token included; None where nothing was drafted."""
+        return 1 + self.draft_accepted / self.draft_steps if self.draft_steps else None
 
     @property
     def total_tokens(self) -> int:
@@ -104,6 +115,8 @@ class EngineSnapshot:
     draft_*          proposed and accepted drafts
     finished         requests by finish reason
     rejected         requests refused at the door
+    acceptance       task ("" = none given) → drafting.Acceptance as JSON
+    draft_lengths    task → batch → drafts a step now; draft_switched_off, _on: how often that fell to 0, and rose again
     """
 
     state: str
@@ -123,6 +136,10 @@ class EngineSnapshot:
     finished: Mapping[str, int]
     rejected: int
     memory_bytes: Mapping[str, int]
+    acceptance: Mapping[str, Any] = field(default_factory=dict)
+    draft_lengths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    draft_switched_off: int = 0
+    draft_switched_on: int = 0
 
 
 @dataclass

@@ -35,6 +35,7 @@ class Output:
         self.admitted_s: float | None = None
         self.draft_proposed = 0
         self.draft_accepted = 0
+        self.draft_steps = 0
         self._detokenizer = detokenizer
         self._stops = stops
         self._tokens: list[int] = []
@@ -79,7 +80,8 @@ class Output:
         rest = "" if matched or reason == "error" else self._flush()
         self._text.append(rest)
         last = Delta(self._pending.text + rest, self._pending.token_ids, reason)
-        usage = Usage(len(self.request.prompt_ids), len(self._tokens), self.draft_proposed, self.draft_accepted)
+        usage = Usage(len(self.request.prompt_ids), len(self._tokens), self.draft_proposed, self.draft_accepted,
+                      self.draft_steps)  # fmt: skip
         metrics = RequestMetrics(
             task=self.request.task,
             arrival_s=self.request.arrival_s,

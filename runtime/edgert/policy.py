@@ -120,3 +120,36 @@ def choose_decode_window(
             if best is None or key < best[0]:
                 best = (key, Window(cell, first, tuple(sorted(each.slot for each in served))))
     return best[1] if best else None
+
+
+# A draft length is left for another only when that one promises this much more: measured rates waver by a few percent.
+DRAFT_MARGIN = 0.05
+
+
+def choose_drafts(
+    acceptance: Sequence[float],
+    step_cost_ms: Sequence[float],
+    current: int,
+    *,
+    threshold: float = 0.0,
+    margin: float = DRAFT_MARGIN,
+) -> int:
+    """The draft length with most expected tokens per ms, with hysteresis around `current`.
+
+    acceptance    [K] by position, given the one before; step_cost_ms [K + 1] of a step with k drafts, drafting included
+    A step with k drafts yields 1 + a_1 + a_1·a_2 + ... + a_1···a_k tokens. Positions from the first one below
+    `threshold` on are not drafted.
+    """
+    rates = []
+    tokens = reach = 1.0
+    for length, cost_ms in enumerate(step_cost_ms):
+        if length:
+            if acceptance[length - 1] < threshold:
+                break
+            reach *= acceptance[length - 1]
+            tokens += reach
+        rates.append(tokens / cost_ms)
+    best = max(range(len(rates)), key=lambda length: (rates[length], -length))
+    if current < len(rates) and rates[best] <= rates[current] * (1 + margin):
+        return current
+    return best

@@ -6,7 +6,7 @@ Pure: states and slot lengths in, records out. This module knows neither queues 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,14 +26,20 @@ class RowOutcome:
     accepted: int
 
 
-def prefill_inputs(plan: PrefillPlan, state: Prefilling) -> StepInputs:
-    """One chunk of a prompt; the number for its sample is the one of output position 0 (used if it is the last)."""
+def prefill_inputs(plan: PrefillPlan, state: Prefilling, *, prime: bool = False, draft_length: int = 0) -> StepInputs:
+    """One chunk of a prompt; the number for its sample is the one of output position 0 (used if it is the last).
+
+    prime, draft_length: for the backend's drafter, which is told the prompt's next token where there is one.
+    """
     step = empty_step(plan.cell, plan.slot)
     step.tokens[0, : plan.tokens] = state.request.prompt_ids[plan.start : plan.start + plan.tokens]
     step.length[0] = plan.start
     step.valid[0] = step.forced[0] = plan.tokens
     _sampling(step, 0, state.request, position=0)
-    return step
+    if not prime:
+        return step
+    rest = state.request.prompt_ids[plan.start + plan.tokens :][:1]
+    return replace(step, prime=True, draft_length=draft_length, following=np.array(rest or [-1], np.int64))
 
 
 def decode_inputs(plan: DecodePlan, states: Mapping[int, Decoding], written: Callable[[int], int]) -> StepInputs:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgert.backends.base import Backend, StepInputs, StepOutputs, Ticket
+from edgert.drafting import DraftBook, DraftControl
 from edgert.metrics import Counters
 from edgert.output import Output
 from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Request, Waiting
@@ -28,12 +29,14 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Launched:
-    """A step in flight. rows: batch row → the request that took part and whether its token counts."""
+    """A step in flight. rows: batch row → the request that took part; samples: whether its tokens count; drafts: batch
+    row → how many of the drafts that the backend makes after this step are wanted."""
 
     step: StepInputs
     ticket: Ticket
     rows: dict[int, int]
     samples: bool
+    drafts: dict[int, int] = field(default_factory=dict)
 
 
 class Worker:
@@ -48,14 +51,19 @@ class Worker:
         token_limit: int,
         clock: Callable[[], float],
         drafter: Drafter | None = None,
+        draft_control: DraftControl | None = None,
     ) -> None:
+        """drafter: on the host. draft_control: the backend has a drafter, and this says how much it drafts."""
         self.counters = Counters()
+        self.drafts = DraftBook(draft_control or DraftControl(0))
         self._backend = backend
         self._limits = limits
         self._slots = slots
         self._token_limit = token_limit
         self._clock = clock
         self._drafter = drafter
+        # what the next step verifies is known once this one is read
+        self._run_ahead = 0 if self.drafts.control.length else backend.run_ahead
         self._pace = Pace()
         self._launches = 0
         self._waiting: deque[Waiting] = deque()
@@ -106,7 +114,7 @@ class Worker:
         elif isinstance(plan, DecodePlan):
             self._launch_decode(plan)
         nothing_to_launch = plan is None or isinstance(plan, CollectPlan)
-        while self._flying and (nothing_to_launch or len(self._flying) > self._backend.run_ahead):
+        while self._flying and (nothing_to_launch or len(self._flying) > self._run_ahead):
             self._collect()
             nothing_to_launch = False
 
@@ -130,18 +138,21 @@ class Worker:
             waiting = self._waiting.popleft()
             slot = self._slots.take(waiting.request.id)
             self._backend.reset_slot(slot)
+            self.drafts.admit(slot, waiting.request.task)
             self._active[slot] = waiting.admit(slot)
             self._outputs[waiting.request.id].admitted_s = self._clock()
 
     def _propose(self, decoding: Sequence[Decoding]) -> dict[int, tuple[int, ...]]:
-        if self._drafter is None:
-            return {}
         proposals = {}
         for state in decoding:
             limit = drafts_allowed(state, self._limits.context_tokens)
-            if not state.in_flight and limit:
+            if state.in_flight or not limit:
+                continue
+            if self._drafter is not None:
                 outputs = self._outputs[state.request.id].tokens
                 proposals[state.slot] = tuple(self._drafter.propose(state.request, outputs, limit))[:limit]
+            else:
+                proposals[state.slot] = self.drafts.proposal(state.slot, limit)
         return proposals
 
     def _launch_chunk(self, plan: PrefillPlan, prefilling: Sequence[Prefilling]) -> None:
@@ -149,10 +160,12 @@ class Worker:
             if each.slot != plan.slot:
                 self._active[each.slot] = each.passed()
             else:
-                step = prefill_inputs(plan, each)
                 after = each.chunk(plan.tokens, self._launches + 1)
+                wanted = self._wanted(after, 1) if isinstance(after, Decoding) else 0
+                prime = self.drafts.follows(plan.slot) and (wanted > 0 or isinstance(after, Prefilling))
+                step = prefill_inputs(plan, each, prime=prime, draft_length=wanted)
                 self._active[plan.slot] = after
-                self._launch(step, {0: each.request.id}, samples=isinstance(after, Decoding))
+                self._launch(step, {0: each.request.id}, samples=isinstance(after, Decoding), drafts={0: wanted})
         self._pace = plan.pace
         self.counters.prompt_tokens += plan.tokens
         self.counters.padded_prompt_tokens += plan.cell.query_rows - plan.tokens
@@ -160,22 +173,35 @@ class Worker:
     def _launch_decode(self, plan: DecodePlan) -> None:
         states = {slot: state for slot, state in self._active.items() if isinstance(state, Decoding)}
         step = decode_inputs(plan, states, self._slots.written)
+        wanted: dict[int, int] = {}
         for slot in plan.slots:
-            self._active[slot] = states[slot].launch(len(plan.drafts.get(slot, ())), self._launches + 1)
-        self._launch(step, {slot - plan.first_slot: states[slot].request.id for slot in plan.slots}, samples=True)
+            after = states[slot].launch(len(plan.drafts.get(slot, ())), self._launches + 1)
+            self._active[slot] = after
+            wanted[slot - plan.first_slot] = self._wanted(after, plan.cell.batch)
+        if length := max(wanted.values()):
+            step = replace(step, prime=True, draft_length=length)
+        rows = {slot - plan.first_slot: states[slot].request.id for slot in plan.slots}
+        self._launch(step, rows, samples=True, drafts=wanted)
         self._pace = plan.pace
         self.counters.decode_rows += plan.cell.batch
         self.counters.idle_rows += plan.cell.batch - len(plan.slots)
 
-    def _launch(self, step: StepInputs, rows: dict[int, int], *, samples: bool) -> None:
+    def _wanted(self, after: Decoding, batch: int) -> int:
+        """Drafts for the step that follows the one just planned, as many as that one could still verify."""
+        left = after.request.params.max_tokens - after.launched_outputs - 1
+        limit = max(0, min(left, self._limits.context_tokens - after.launched_length - 1))
+        return self.drafts.wanted(after.slot, after.request.task, batch, limit)
+
+    def _launch(self, step: StepInputs, rows: dict[int, int], *, samples: bool, drafts: dict[int, int]) -> None:
         owners = {step.first_slot + row: request_id for row, request_id in rows.items()}
         self._slots.check(step, owners)
         ticket = self._backend.launch(step)
         self._launches += 1
         for row in rows:
-            drafts = int(step.valid[row] - step.forced[row])
-            self._slots.launched(step.first_slot + row, int(step.forced[row]), drafts)
-        self._flying.append(Launched(step, ticket, rows, samples))
+            proposed = int(step.valid[row] - step.forced[row])
+            self._slots.launched(step.first_slot + row, int(step.forced[row]), proposed)
+            self.drafts.launched(step.first_slot + row, primed=step.prime)
+        self._flying.append(Launched(step, ticket, rows, samples, drafts))
         self.counters.launches[step.cell.label] += 1
 
     def _collect(self) -> None:
@@ -187,6 +213,8 @@ class Worker:
         for row, request_id in launched.rows.items():
             state = self._active.get(launched.step.first_slot + row)
             if isinstance(state, Decoding) and state.request.id == request_id:
+                if outputs.drafts is not None:
+                    self.drafts.collected(state.slot, outputs.drafts[row, : launched.drafts.get(row, 0)].tolist())
                 self._commit(state, launched.step, outputs, row)
             else:
                 self.counters.discarded_rows += 1
@@ -199,6 +227,9 @@ class Worker:
         output = self._outputs[state.request.id]
         output.draft_proposed += drafts
         output.draft_accepted += outcome.accepted
+        if drafts:
+            output.draft_steps += 1
+            self.drafts.verified(state.request.task, drafts, outcome.accepted)
         self.counters.draft_proposed += drafts
         self.counters.draft_accepted += outcome.accepted
         tokens, at_stop_token = cut(state.request, state.outputs, outcome.tokens)
@@ -220,6 +251,7 @@ class Worker:
             if state.request.id == request.id:
                 del self._active[slot]
                 self._slots.release(slot, request.id)
+                self.drafts.release(slot)
         output = self._outputs.pop(request.id)
         self.counters.finished[finished.reason] += 1
         output.finish(finished.reason, matched=matched, now_s=self._clock(), error=finished.error)

@@ -38,6 +38,8 @@ class Setup:
     options       enable_cuda_graph from scheduler.yaml, and what the caller of Engine.load set for this device
                   (threads, prepack ...); a backend refuses a name that it does not know with ConfigError
     manifest      manifest.json as read, for what only one backend needs (versions, compute capability); None in tests
+    draft_length  tokens that may be drafted after a step; 0 = no drafter is opened
+    draft_states  of the drafter's graph, in its order
     """
 
     artifact: Path
@@ -48,6 +50,8 @@ class Setup:
     states: tuple[StateSpec, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     manifest: Manifest | None = None
+    draft_length: int = 0
+    draft_states: tuple[StateSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class StepInputs:
     top_k        [B] 0 = off
     top_p        [B] 1.0 = off
     want_logits  copy logits to the host (golden vectors, tests); costs a transfer
+    prime        the drafter follows: its cache takes in the rows that this step commits
+    draft_length tokens to draft after this step for each row; needs `prime`
+    following    [B] with `prime`: the prompt's token after this chunk, -1 = the sampled one follows; None = all -1
     """
 
     cell: Cell
@@ -83,6 +90,9 @@ class StepInputs:
     top_k: Int64s
     top_p: Float32s
     want_logits: bool = False
+    prime: bool = False
+    draft_length: int = 0
+    following: Int64s | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +103,14 @@ class StepOutputs:
     accepted    [B] drafts accepted (0 without drafts); the step commits `forced + accepted` rows
     next_token  [B] the token sampled after the last committed row
     logits      [B, R, V] float32, or None when not asked for
+    drafts      [B, draft_length] what may follow next_token, or None when none were asked for; idle rows mean nothing
     """
 
     sampled: Int64s
     accepted: Int64s
     next_token: Int64s
     logits: Float32s | None
+    drafts: Int64s | None = None
 
 
 class Ticket(Protocol):
