@@ -45,7 +45,6 @@ def environment(**changed: str) -> dict[str, str]:
         "COLUMNS": "200",
         "NO_COLOR": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
     } | changed
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 Report = Callable[[float], None]
 
@@ -36,6 +37,10 @@ class Stages:
         self.seconds[name] = time.monotonic() - started
         self.console.print(f"  [green]✓[/] {name} [dim]{self.seconds[name]:.1f} s[/]", highlight=False)
 
+    def title(self, program: str, text: str) -> None:
+        """The first line: what is done, from and to where."""
+        self.console.print(Text.assemble((program, "bold"), f" {text}"), soft_wrap=True)
+
     def note(self, text: str) -> None:
         """A line of explanation below the stage that it belongs to."""
-        self.console.print(f"    {text}", highlight=False, style="dim")
+        self.console.print(f"    {text}", highlight=False, markup=False, style="dim", soft_wrap=True)

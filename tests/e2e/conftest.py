@@ -23,8 +23,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with spaces in its path, far from every input."""
-    folder = tmp_path_factory.mktemp("elsewhere") / "another working directory"
+    """A working directory with spaces and brackets in its path, far from every input."""
+    folder = tmp_path_factory.mktemp("elsewhere") / "another working [directory]"
     folder.mkdir()
     return folder
 

@@ -28,6 +28,10 @@ def test_a_profile_alone_builds_from_another_directory_with_spaces_in_its_path(l
     assert manifest.name == "llama-everything"
     for stage in ("traffic", "checkpoint", "plan", "export", "golden vectors", "hashes", "golden check", "report"):
         assert f"✓ {stage} " in ran.err
+    # the first line says where from and where to; nothing of a library's own chatter is between ours
+    first, *others = ran.err.splitlines()
+    assert first == "edgebuild llama for everything → llama artifact"
+    assert all(line.startswith(("  ✓ ", "    ")) for line in others), ran.err
     assert "steps agree with the reference" in ran.out
     # what it prints to try next can be pasted: the path has a space
     assert last_command(ran.out) == ["edgert", "chat", str(artifact)]

@@ -47,7 +47,7 @@ def build(
     checkpoint = given(model, profile, "model")
     source = given(traffic, profile, "traffic")
     target = output or Path("artifacts") / f"{model_name(checkpoint)}-{profile.name}"
-    stages.console.print(f"[bold]edgebuild[/] {checkpoint.name} for {profile.name} → {target}", highlight=False)
+    stages.title("edgebuild", f"{checkpoint.name} for {profile.name} → {target}")
     with stages.stage("traffic"):
         histogram = read_traffic(source)
     _finish(run(profile, checkpoint, histogram, target, stages, max_cells=max_cells), stages.seconds, as_json)

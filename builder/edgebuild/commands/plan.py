@@ -71,13 +71,14 @@ def given(option: Path | None, profile: Profile, key: str) -> Path:
 def show_plan(plan: Plan) -> None:
     """Print a plan for people: chunk sizes, tiers, cells, memory, notes."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     limits, prefill, decode = plan.limits, plan.prefill, plan.decode
     console.print(
         f"[bold]Plan for {limits.device}[/] ({limits.backend}, {limits.precision}): {plan.slots} slots of "
-        f"{plan.context_tokens:,} tokens, traffic {plan.traffic.name} ({plan.traffic.requests:,} requests)",
+        f"{plan.context_tokens:,} tokens, traffic {escape(plan.traffic.name)} ({plan.traffic.requests:,} requests)",
         soft_wrap=True,
     )
 
@@ -121,4 +122,4 @@ def show_plan(plan: Plan) -> None:
     console.print(f"draft length {plan.draft.length}: {plan.draft.reason}", soft_wrap=True)
     console.print(f"prefill:decode 1:{plan.ratio.start}: {plan.ratio.reason}", soft_wrap=True)
     for note in plan.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True, markup=False)

@@ -89,7 +89,7 @@ def summary(histogram: Histogram) -> dict[str, Any]:
 
 
 def _show(histogram: Histogram, console: Console) -> None:
-    table = Table(title=f"{histogram.name}: {histogram.requests:,} requests", title_justify="left")
+    table = Table(title=Text(f"{histogram.name}: {histogram.requests:,} requests"), title_justify="left")
     table.add_column("tokens")
     for percent in PERCENTS:
         table.add_column("max" if percent == 100 else f"p{percent}", justify="right")
