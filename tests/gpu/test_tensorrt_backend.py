@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("tensorrt_rtx", reason="the rtx extra is not installed")
 pytest.importorskip("polygraphy", reason="the rtx extra is not installed")
 
+from edgebuild import golden
 from edgebuild.export import Forms
 from edgert import cuda
 from edgert.backends import trt_cache
@@ -40,7 +41,8 @@ from gpu_toy import (
 )
 
 pytestmark = pytest.mark.gpu
-TOLERANCE = 5e-3
+# of the toy's logits, whose activations are large: the torch module in float16 is itself up to 6e-3 off
+TOLERANCE = golden.TOLERANCE["float16"]
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,8 @@ def check(toy: Toy, backend: Any) -> None:
     class Model:
         vocabulary_size = token_limit = VOCABULARY
 
-    golden = load_golden(toy.artifact, Model())  # type: ignore[arg-type]
-    check_golden(backend, golden, cells=CELLS, slots=SLOTS, context_tokens=CONTEXT)
+    recorded = load_golden(toy.artifact, Model())  # type: ignore[arg-type]
+    check_golden(backend, recorded, cells=CELLS, slots=SLOTS, context_tokens=CONTEXT)
 
 
 def test_teacher_forced_logits_agree_with_the_float32_reference(toy: Toy, ids: list[int]) -> None:
