@@ -14,9 +14,18 @@ STATM = Path("/proc/self/statm")
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:
     """MemAvailable, or None where the system does not say."""
+    return _line(meminfo, "MemAvailable:")
+
+
+def total_bytes(meminfo: Path = MEMINFO) -> int | None:
+    """MemTotal, or None where the system does not say."""
+    return _line(meminfo, "MemTotal:")
+
+
+def _line(meminfo: Path, name: str) -> int | None:
     try:
         for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         return None
