@@ -380,6 +380,8 @@ SCHEDULER_EDITS = (
     ("context_tokens: ", "99999999"), ("queue_limit: ", "-1"),
     ("warm_up: ", '"true"'), ("memory_margin_fraction: ", ".inf"), ("memory_margin_fraction: ", "0.51"),
     ("memory_headroom_bytes: ", "1" + "0" * 30),
+    ("soft_temperature_c: ", "hot"), ("soft_temperature_c: ", ".nan"), ("hard_temperature_c: ", "151"),
+    ("power_mode: ", "[]"), ("power_mode: ", '"a b"'),
     ("slots: ", "!!python/object/apply:os.getpid []"), ("slots: ", "&a [*a]"),
 )  # fmt: skip
 

@@ -47,6 +47,9 @@ runtime:
   check_golden_at_load: true
   memory_margin_fraction: 0.1
   memory_headroom_bytes: 1048576
+  soft_temperature_c: null
+  hard_temperature_c: null
+  power_mode: null
 """
 
 

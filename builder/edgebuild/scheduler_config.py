@@ -23,6 +23,9 @@ The file is one mapping, `runtime:`, with exactly these keys (edgert.config read
     check_golden_at_load         bool           compare with golden.json before ready is reported
     memory_margin_fraction       float 0..0.5   share of device memory left to the system
     memory_headroom_bytes        int            bytes that the ledger left free, the margin aside
+    soft_temperature_c           float | null   from here on fewer slots are active; null: no such limit
+    hard_temperature_c           float | null   from here on nothing new is admitted; null: no such limit
+    power_mode                   str | null     the mode the plan assumes; another one is warned of; null: none named
 """
 
 from __future__ import annotations
@@ -110,6 +113,25 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
         "memory_headroom_bytes": (
             plan.ledger.headroom_bytes,
             f"device memory - everything in the ledger ({plan.ledger.needed_bytes:,} B, the margin included)",
+        ),
+        "soft_temperature_c": (
+            plan.limits.temperature_soft_c,
+            "from here on one slot fewer is active every ten seconds; "
+            + (
+                "from the profile" if plan.limits.temperature_soft_c is not None else "null: the profile names no limit"
+            ),
+        ),
+        "hard_temperature_c": (
+            plan.limits.temperature_hard_c,
+            "from here on no new request starts; "
+            + (
+                "from the profile" if plan.limits.temperature_hard_c is not None else "null: the profile names no limit"
+            ),
+        ),
+        "power_mode": (
+            plan.limits.power_mode,
+            "the mode whose bandwidth the plan assumes, a device in another one is warned of; "
+            + ("from the profile" if plan.limits.power_mode is not None else "null: the profile names none"),
         ),
     }
     return {key: Entry(json.dumps(value), why) for key, (value, why) in values.items()}

@@ -51,6 +51,9 @@ class RuntimeConfig:
     check_golden_at_load: bool
     memory_margin_fraction: float
     memory_headroom_bytes: int
+    soft_temperature_c: float | None
+    hard_temperature_c: float | None
+    power_mode: str | None
 
     @property
     def draft_length(self) -> int:
@@ -105,6 +108,9 @@ def default_config(manifest: Manifest) -> RuntimeConfig:
         check_golden_at_load=True,
         memory_margin_fraction=0.1,
         memory_headroom_bytes=0,
+        soft_temperature_c=None,
+        hard_temperature_c=None,
+        power_mode=None,
     )
 
 
@@ -155,6 +161,25 @@ class _Entry:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             raise self.fail(f"expected a number from {low} to {high}, found {str(value)[:40]}")
         return float(value)
+
+    def number_or_null(self, low: float, high: float) -> float | None:
+        expected = f"a number from {low:g} to {high:g}, or null"
+        value = self._scalar(self.node, expected)
+        if value is None:
+            return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(f"expected {expected}, found {str(value)[:40]}")
+        return float(value)
+
+    def name_or_null(self) -> str | None:
+        # the node's own text: a mode such as 15W is a name, and so is one that YAML would read as a number
+        value = self._scalar(self.node, "a name, or null")
+        if value is None:
+            return None
+        text = self.node.value if isinstance(self.node, yaml.ScalarNode) else ""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", text):
+            raise self.fail(f"expected a name, or null, found {text[:40]!r}")
+        return text
 
     def integers(self, least: int, most: int) -> tuple[int, ...]:
         if not isinstance(self.node, yaml.SequenceNode) or not least <= len(self.node.value) <= most:
@@ -252,6 +277,9 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
         check_golden_at_load=at["check_golden_at_load"].flag(),
         memory_margin_fraction=at["memory_margin_fraction"].number(0.0, 0.5),
         memory_headroom_bytes=at["memory_headroom_bytes"].integer(0, 1 << 46),
+        soft_temperature_c=at["soft_temperature_c"].number_or_null(0.0, 150.0),
+        hard_temperature_c=at["hard_temperature_c"].number_or_null(0.0, 150.0),
+        power_mode=at["power_mode"].name_or_null(),
     )
     _check_together(config, manifest, at)
     return config
@@ -290,5 +318,8 @@ def _check_together(config: RuntimeConfig, manifest: Manifest, at: dict[str, _En
         raise at["enable_mtp"].fail("this artifact has no drafter", hint="set it to false, or rebuild with MTP")
     if config.enable_mtp and config.mtp_num_heads == 0:
         raise at["mtp_num_heads"].fail("0 heads with enable_mtp: true", hint=f"1 to {manifest.draft_length}")
+    soft, hard = config.soft_temperature_c, config.hard_temperature_c
+    if soft is not None and hard is not None and hard <= soft:
+        raise at["hard_temperature_c"].fail(f"{hard:g} is not above soft_temperature_c ({soft:g})")
     if not math.isfinite(config.memory_margin_fraction):
         raise at["memory_margin_fraction"].fail("is not a finite number")

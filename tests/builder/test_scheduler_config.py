@@ -17,6 +17,7 @@ from toy_plan import SMOLLM2, histogram, limits
 
 PLAIN = limits()
 DRAFTING = limits(acceptance=(0.89, 0.81, 0.91), step_cost_ms=(1.0, 1.1, 1.2, 1.3))
+GUARDED = limits(temperature_soft_c=85.0, temperature_hard_c=95.0, power_mode="MAXN_SUPER")
 ONE_SLOT = limits(slots=1, min_decode_rows=1, enable_cuda_graph=False, enable_chunked_prefill=False, ratio_range=(2, 3))
 
 
@@ -39,7 +40,9 @@ def manifest_of(plan: Plan) -> Manifest:
     )
 
 
-@pytest.mark.parametrize("wanted", [PLAIN, DRAFTING, ONE_SLOT], ids=["plain", "drafting", "one slot"])
+@pytest.mark.parametrize(
+    "wanted", [PLAIN, DRAFTING, GUARDED, ONE_SLOT], ids=["plain", "drafting", "guarded", "one slot"]
+)
 def test_the_runtime_reads_what_the_plan_wrote(wanted: Any) -> None:
     plan = made(wanted)
     config = parse_config(render_scheduler(plan), manifest_of(plan))
@@ -53,6 +56,9 @@ def test_the_runtime_reads_what_the_plan_wrote(wanted: Any) -> None:
     assert config.enable_cuda_graph is wanted.enable_cuda_graph
     assert config.enable_chunked_prefill is wanted.enable_chunked_prefill
     assert config.memory_headroom_bytes == plan.ledger.headroom_bytes
+    assert config.soft_temperature_c == wanted.temperature_soft_c
+    assert config.hard_temperature_c == wanted.temperature_hard_c
+    assert config.power_mode == wanted.power_mode
     assert set(config.select_cells(manifest_of(plan))) == set(plan.cells)
 
 

@@ -34,6 +34,17 @@ def test_an_unquoted_ratio_is_not_read_as_minutes_and_seconds() -> None:
     assert parse_config(edited("prefill_decode_ratio", "1:5"), MANIFEST).prefill_decode_ratio == 5
 
 
+def test_limits_of_the_device_may_be_unknown() -> None:
+    plain = parse_config(SCHEDULER, MANIFEST)
+    assert (plain.soft_temperature_c, plain.hard_temperature_c, plain.power_mode) == (None, None, None)
+    known = edited("soft_temperature_c", "80").replace("hard_temperature_c: null", "hard_temperature_c: 87.5")
+    config = parse_config(known.replace("power_mode: null", "power_mode: 15"), MANIFEST)
+    assert (config.soft_temperature_c, config.hard_temperature_c, config.power_mode) == (80.0, 87.5, "15")
+    with pytest.raises(ConfigError, match=r"hard_temperature_c: 80 is not above soft_temperature_c \(80\)"):
+        parse_config(known.replace("87.5", "80"), MANIFEST)
+    assert parse_config(known, MANIFEST, {"soft_temperature_c": None}).soft_temperature_c is None
+
+
 @pytest.mark.parametrize("key", ["enable_chunked_prefill", "enable_cuda_graph"])
 def test_mechanisms_can_be_switched_off(key: str) -> None:
     assert getattr(parse_config(edited(key, "false"), MANIFEST), key) is False
@@ -66,6 +77,11 @@ def test_drafting_can_be_switched_off_and_shortened() -> None:
         ("mtp_num_heads", "1", "from 0 to 0, the artifact's draft length"),
         ("mtp_acceptance_threshold", ".nan", "a number from 0"),
         ("memory_margin_fraction", "0.6", r"a number from 0\.0 to 0\.5"),
+        ("soft_temperature_c", "hot", "a number from 0 to 150, or null"),
+        ("hard_temperature_c", "151", "a number from 0 to 150, or null"),
+        ("hard_temperature_c", "true", "a number from 0 to 150, or null"),
+        ("power_mode", "[MAXN]", "a name, or null"),
+        ("power_mode", '"a mode"', "a name, or null"),
         ("warm_up", '"true"', "expected true or false, found 'true'"),
         ("queue_limit", "1e3", "a whole number"),
         ("queue_limit", "[1]", "found a list or a mapping"),

@@ -76,6 +76,9 @@ def limits_from(profile: Profile, model: ModelShape, max_cells: int | None = Non
         ratio_range=(ratio.min, ratio.max),
         enable_chunked_prefill=mechanisms.enable_chunked_prefill,
         enable_cuda_graph=mechanisms.enable_cuda_graph,
+        temperature_soft_c=profile.device.temperature_soft_c,
+        temperature_hard_c=profile.device.temperature_hard_c,
+        power_mode=profile.device.power_mode,
     )
 
 

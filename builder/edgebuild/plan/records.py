@@ -72,6 +72,9 @@ class Limits:
     ratio_range: tuple[int, int] = (4, 8)
     enable_chunked_prefill: bool = True
     enable_cuda_graph: bool = True
+    temperature_soft_c: float | None = None
+    temperature_hard_c: float | None = None
+    power_mode: str | None = None
 
 
 @dataclass(frozen=True)
