@@ -101,8 +101,17 @@ def make_qwen3_next(directory: Path, **options: Any) -> Path:
     return _make_hybrid("Qwen3Next", directory, **EXPERTS | options)
 
 
+def make_qwen4_exp(directory: Path, *, nested: bool = False, **options: Any) -> Path:
+    """A Qwen3.8-Flash-Next checkpoint: residual streams, sparse attention, an n-gram table in two shards in layer 1."""
+    return _make_hybrid("Qwen4Exp", directory, nested=nested, **EXPERTS | FLASH | options)
+
+
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
            "shared_expert_intermediate_size": 40}  # fmt: skip
+FLASH = {"hc_count": 3, "hc_lowrank": 8, "ple_layer_ids": [2], "ple_embed_dim": 24, "heads_per_ngram": 3,
+         "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 2,
+         "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+         "indexer_compress_ratio": 4, "output_gate_type": "sigmoid"}  # fmt: skip
 
 
 def _make_hybrid(
@@ -136,7 +145,7 @@ def _make_hybrid(
     import transformers
 
     prefix = family if family == "Qwen3Next" else f"{family}Text"
-    if family != "Qwen3_5Moe":
+    if family not in ("Qwen3_5Moe", "Qwen4Exp"):
         config_overrides["intermediate_size"] = ffn
     config = getattr(transformers, f"{prefix}Config")(
         vocab_size=vocabulary_rows,
@@ -176,6 +185,8 @@ def _make_hybrid(
             return 1.0, 0.2
         if name.endswith("conv1d.weight"):
             return 0.0, 0.5
+        if name.endswith("embed_tokens.weight"):  # the padding token's zeros would leave sparse attention to chance
+            return 0.0, 0.12
         if "norm" in name:
             return 0.0, 0.2
         return (0.0, 0.5) if name.endswith(("dt_bias", "A_log")) else None

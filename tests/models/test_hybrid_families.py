@@ -1,4 +1,4 @@
-"""Qwen3.5, Qwen3.5-MoE and Qwen3-Next against Hugging Face Transformers in float32: the torch module, and its ONNX."""
+"""The Qwen hybrids against Hugging Face Transformers in float32: the torch module, and its ONNX."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ VARIANTS: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_next-dense": (toys.make_qwen3_next, {"num_experts": 0, "value_heads": 6}),
     "qwen3_next-mixed": (toys.make_qwen3_next, {"mlp_only_layers": [1], "decoder_sparse_step": 2, "key_heads": 4}),
     "qwen3_next-not-renormalised": (toys.make_qwen3_next, {"norm_topk_prob": False}),
+    "qwen4_exp": (toys.make_qwen4_exp, {}),
+    "qwen4_exp-two-tables-nested": (
+        toys.make_qwen4_exp,
+        {"interval": 2, "ple_layer_ids": [1, 3], "ngram_size": 4, "ple_embed_dim": 36, "nested": True, "tied": False},
+    ),
+    "qwen4_exp-everything-within-the-budget": (toys.make_qwen4_exp, {"indexer_budget": 400, "hc_count": 4}),
+    "qwen4_exp-no-ngrams-silu": (toys.make_qwen4_exp, {"ple_layer_ids": [], "output_gate_type": None}),
 }  # fmt: skip
 
 
@@ -56,7 +63,9 @@ def transformers_logits(directory: Path, ids: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def ids() -> np.ndarray:
-    return np.random.default_rng(7).integers(0, 300, 201)
+    drawn = np.random.default_rng(7).integers(0, 300, 201)
+    drawn[[40, 41, 63, 90, 129]] = toys.IM_END  # n-grams end there
+    return drawn
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -78,7 +87,9 @@ def test_torch_module_equals_transformers(variant: str, tmp_path: Path, ids: np.
     assert relative(streamed.numpy(), expected[190:, :300]) <= 1e-5
 
 
-@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5-longer-kernel", "qwen3_5_moe", "qwen3_next-mixed"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3_5", "qwen3_5-longer-kernel", "qwen3_5_moe", "qwen3_next-mixed", "qwen4_exp"]
+)
 def test_onnx_equals_transformers_in_chunks_and_steps(variant: str, tmp_path: Path, ids: np.ndarray) -> None:
     """One chunk over several blocks, padded ones, then one token at a time: each against one reference pass."""
     make, options = VARIANTS[variant]
@@ -138,6 +149,19 @@ def test_doubling_levels_cover_each_pair_of_rows_once() -> None:
                 assert i // size == j // size + 1  # of which j lies in the first, i in the second
             else:
                 assert levels[i, j] == (-1 if i == j else -2)
+
+
+def test_a_table_in_shards_is_read_whole_and_a_missing_shard_is_named(tmp_path: Path) -> None:
+    toys.make_qwen4_exp(tmp_path, layers=2, interval=2, ple_layer_ids=[1])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    table = "model.layers.0.ple.ple_embedding.ngram_embedding"
+    shards = [tensors[f"{table}.shard_{index}.weight"] for index in (0, 1)]
+    assert torch.equal(open_checkpoint(tmp_path).read(f"{table}.weight"), torch.cat(shards))
+    del tensors[f"{table}.shard_0.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"shard_N\.weight is missing for 1 of 2, for example N = 0"):
+        open_checkpoint(tmp_path)
 
 
 def test_experts_are_read_stacked_whichever_way_they_are_stored(tmp_path: Path) -> None:

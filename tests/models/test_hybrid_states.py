@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +21,16 @@ from module_runner import ModuleRunner
 CACHE, TOKENS = 224, 300
 Runner = ModuleRunner | GraphRunner
 Make = Callable[..., Runner]
-FAMILIES = {"qwen3_5": toys.make_qwen3_5, "qwen3_next": toys.make_qwen3_next}
+FAMILIES = {
+    "qwen3_5": toys.make_qwen3_5,
+    "qwen3_next": toys.make_qwen3_next,
+    "qwen4_exp": functools.partial(toys.make_qwen4_exp, ple_layer_ids=[1, 3]),
+}
+GRAPHS = {
+    "qwen3_5-onnx": toys.make_qwen3_5,
+    "qwen4_exp-onnx": functools.partial(toys.make_qwen4_exp, ple_layer_ids=[1]),
+}
+BY_POSITION = ("key", "value", "index")  # caches: what lies past a sequence's length means nothing
 
 
 def relative(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -33,8 +43,8 @@ def module_maker(family: str, directory: Path) -> Make:
     return lambda batch=1: ModuleRunner(decoder, batch)
 
 
-def graph_maker(directory: Path) -> Make:
-    toys.make_qwen3_5(directory, layers=2, interval=2)
+def graph_maker(family: str, directory: Path) -> Make:
+    GRAPHS[family](directory, layers=2, interval=2)
     checkpoint = open_checkpoint(directory)
     graph = export_decoder(
         ModelConfig.from_hf(checkpoint.config), checkpoint, directory, cache_tokens=CACHE, token_limit=TOKENS,
@@ -43,11 +53,12 @@ def graph_maker(directory: Path) -> Make:
     return lambda batch=1: GraphRunner(graph.path, batch)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "onnx"])
+@pytest.fixture(scope="module", params=[*FAMILIES, *GRAPHS])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A function that gives a fresh runner, on the torch module or on the exported graph."""
     directory = tmp_path_factory.mktemp("hybrid")
-    return graph_maker(directory) if request.param == "onnx" else module_maker(request.param, directory)
+    maker = graph_maker if request.param in GRAPHS else module_maker
+    return maker(request.param, directory)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -57,7 +68,9 @@ def make_module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def ids() -> np.ndarray:
-    return np.random.default_rng(3).integers(0, TOKENS, 200)
+    drawn = np.random.default_rng(3).integers(0, TOKENS, 200)
+    drawn[[4, 30, 31, 66]] = toys.IM_END  # n-grams end there
+    return drawn
 
 
 def prefill(runner: Runner, prompt: np.ndarray, chunks: Sequence[int], row: int = 0) -> dict[str, np.ndarray]:
@@ -80,7 +93,7 @@ def same_state(actual: Runner, expected: Runner, row: int = 0, tolerance: float 
     length = int(expected.length[0])
     for name, state in expected.states.items():
         other = actual.states[name][row]
-        kept = (slice(None), slice(0, length)) if name.startswith(("key", "value")) else ()
+        kept = (slice(None), slice(0, length)) if name.startswith(BY_POSITION) else ()
         assert relative(other[kept], state[0][kept]) <= tolerance, name
 
 
@@ -181,7 +194,7 @@ def test_two_sequences_share_a_padded_cell_with_an_idle_row(make: Make, ids: np.
     for row, prompt in prompts.items():
         prefill(together, prompt, [16], row)
         prefill(alone[row], prompt, [16])
-    idle = {name: state[1].copy() for name, state in together.states.items() if not name.startswith(("key", "value"))}
+    idle = {name: state[1].copy() for name, state in together.states.items() if not name.startswith(BY_POSITION)}
     for step in range(4):
         tokens = np.zeros((3, 2), np.int64)
         valid = np.zeros(3, np.int64)

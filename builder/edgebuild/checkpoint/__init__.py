@@ -25,10 +25,10 @@ def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if (path / "config.json").is_file() or not ggufs:
+            from edgebuild.checkpoint.assembled import assembled
             from edgebuild.checkpoint.directory import DirectoryCheckpoint
-            from edgebuild.checkpoint.experts import with_stacked_experts
 
-            return with_stacked_experts(DirectoryCheckpoint(path))
+            return assembled(DirectoryCheckpoint(path))
         if len(ggufs) > 1:
             names = ", ".join(file.name for file in ggufs)
             raise CheckpointError(f"{path.name} holds {len(ggufs)} GGUF files: {names}", hint="give one of them")

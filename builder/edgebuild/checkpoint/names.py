@@ -25,7 +25,12 @@ _PREFIXES = (
     ("norm.", "model.norm."),
 )
 # computed from the configuration; files of old Transformers versions still carry it
-_DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+_DERIVED_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".ple_embedding.layer_multipliers",
+    ".ple_embedding.ngram_heads_vocab_sizes",
+    ".ple_embedding.ngram_heads_offsets",
+)
 
 
 def canonical_name(name: str) -> str | None:

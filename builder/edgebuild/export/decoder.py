@@ -96,7 +96,9 @@ def export_decoder(
 
 def _trace_decoder(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
     batch, rows = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("rows", min=1, max=65536)
-    tier, logit_rows = torch.export.Dim("tier", min=1, max=1 << 22), torch.export.Dim("logit_rows", min=1, max=64)
+    # blocks of a sparse attention's tier: the tracer takes a single one for a constant, the graph does not
+    least = 1 + decoder.config.block_tokens if decoder.config.block_tokens > 1 else 1
+    tier, logit_rows = torch.export.Dim("tier", min=least, max=1 << 22), torch.export.Dim("logit_rows", min=1, max=64)
     # sizes of the example: unequal, and none of them 1, so that no dimension is taken for a constant or for another
     b, q, r, t = 2, 5, 3, 7
 

@@ -25,6 +25,7 @@ from onnxscript.onnx_opset import opset24 as op
 
 from edgebuild.export.delta_form import gated_delta
 from edgebuild.export.expert_forms import experts_gathered, experts_looped
+from edgebuild.export.sparse_form import block_means, choose_tokens
 
 BEST = 64  # candidates that the branchless form filters over
 _GROUP = 128  # vocabulary entries per group in the two-stage top-k
@@ -55,6 +56,8 @@ def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., An
         operators.linear.default: _linear,
         operators.cache_update.default: _cache_update,
         operators.attention.default: attention,
+        operators.block_means.default: block_means,
+        operators.choose_tokens.default: choose_tokens,
         operators.gated_delta.default: gated_delta,
         operators.experts.default: {"looped": experts_looped, "gathered": experts_gathered}[forms.experts],
         operators.sample.default: sample,
@@ -86,20 +89,21 @@ def _tier(cache: Any, kv_positions: Any) -> Any:
     return op.Slice(cache, _ints(0), op.Shape(kv_positions), _ints(2))
 
 
-def _visible(positions: Any, kv_positions: Any) -> Any:
+def _visible(positions: Any, kv_positions: Any, chosen: Any) -> Any:
     """bool [B, 1, q, T]: row q sees cache position t."""
-    return op.LessOrEqual(op.Unsqueeze(kv_positions, _ints(0, 1, 2)), op.Unsqueeze(positions, _ints(1, 3)))
+    past = op.LessOrEqual(op.Unsqueeze(kv_positions, _ints(0, 1, 2)), op.Unsqueeze(positions, _ints(1, 3)))
+    return past if chosen is None else op.And(past, op.Unsqueeze(chosen, _ints(1)))
 
 
 def _attention_native(
-    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float
+    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float, chosen: Any = None
 ) -> Any:
     keys, values = _tier(key_cache, kv_positions), _tier(value_cache, kv_positions)
-    return op.Attention(query, keys, values, _visible(positions, kv_positions), scale=scale)[0]
+    return op.Attention(query, keys, values, _visible(positions, kv_positions, chosen), scale=scale)[0]
 
 
 def _attention_written_out(
-    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float
+    query: Any, key_cache: Any, value_cache: Any, positions: Any, kv_positions: Any, scale: float, chosen: Any = None
 ) -> Any:
     keys, values = _tier(key_cache, kv_positions), _tier(value_cache, kv_positions)
     heads, head_dim = query.shape[1], query.shape[3]
@@ -110,7 +114,7 @@ def _attention_written_out(
     folded = op.Reshape(query, _ints(0, kv_heads, -1, head_dim))
     scores = op.Cast(_scores(folded, keys, head_dim), to=FLOAT.dtype)
     scores = op.Mul(scores, op.Constant(value_float=scale))
-    mask = _visible(positions, kv_positions)
+    mask = _visible(positions, kv_positions, chosen)
     mask = op.Concat(*[mask] * group, axis=2) if group > 1 else mask
     scores = op.Where(mask, scores, op.Constant(value_float=-1e30))
     weights = op.Exp(op.Sub(scores, op.ReduceMax(scores, _ints(-1), keepdims=1)))

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from edgebuild.models import ops
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.indexer import Indexer
 from edgebuild.models.parts import Norm, State, Step, Weights, dtype_name
 from edgebuild.models.rope import rotate
 
 
 class Attention(nn.Module):
-    """Grouped-query attention, with optional biases, q/k norm and a sigmoid gate on its output.
+    """Grouped-query attention, with optional biases, q/k norm, a sigmoid gate on its output, and an indexer.
 
     Its states need no commit: rows past the committed ones are overwritten by the next step before they are read.
     """
@@ -35,15 +36,18 @@ class Attention(nn.Module):
             return Norm(config.head_dim, config.rms_norm_eps, dtype, zero_centred=config.zero_centred_norms)
 
         self.q_norm, self.k_norm = norm(), norm()
+        sparse = config.flash.indexer if config.flash is not None else None
+        self.indexer = None if sparse is None else Indexer(sparse, hidden, config.rms_norm_eps, dtype)
 
     def states(self, index: int, cache_tokens: int) -> tuple[State, ...]:
         """Keys and values of one sequence [kv_heads, cache_tokens, head_dim]."""
         shape = (self.kv_heads, cache_tokens, self.head_dim)
-        return tuple(State(f"{name}.{index}", "kv", shape, dtype_name(self.dtype)) for name in ("key", "value"))
+        own = tuple(State(f"{name}.{index}", "kv", shape, dtype_name(self.dtype)) for name in ("key", "value"))
+        return own if self.indexer is None else (*own, self.indexer.state(index, cache_tokens))
 
     def forward(self, x: Tensor, step: Step, states: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """x [B·q, hidden] → (output [B·q, hidden], updated keys and values)."""
-        keys, values = states
+        keys, values = states[:2]
 
         def split(projected: Tensor, heads: int, width: int) -> Tensor:
             # no −1 here: TensorRT checks a cache update's head size before it infers shapes
@@ -62,12 +66,16 @@ class Attention(nn.Module):
         keys = ops.cache_update(keys, key, step.length)
         values = ops.cache_update(values, value, step.length)
         scale = self.head_dim**-0.5
-        mixed = ops.attention(query, keys, values, step.positions, step.kv_positions, scale)
+        chosen, written = None, [keys, values]
+        if self.indexer is not None:
+            chosen, index_keys = self.indexer(x, step, states[2])
+            written.append(index_keys)
+        mixed = ops.attention(query, keys, values, step.positions, step.kv_positions, scale, chosen)
         mixed = mixed.transpose(1, 2)
         if gate is not None:
             mixed = mixed * gate.sigmoid()
         mixed = mixed.reshape(step.batch * step.rows, self.heads * self.head_dim)
-        return self.o_proj(mixed), (keys, values)
+        return self.o_proj(mixed), tuple(written)
 
     def commit(self, written: Sequence[Tensor], _accepted: Tensor) -> tuple[Tensor, ...]:
         """The states after this step: what `forward` wrote, whatever was accepted."""

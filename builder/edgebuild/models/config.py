@@ -270,6 +270,11 @@ class ModelConfig:
         return self.attention_layers * (2 * self.kv_heads * self.head_dim + self.index_dim) * element_bytes
 
     @property
+    def block_tokens(self) -> int:
+        """Positions that sparse attention chooses together; a cache holds whole blocks. 1 = no sparse attention."""
+        return 1 if self.flash is None or self.flash.indexer is None else self.flash.indexer.ratio
+
+    @property
     def index_dim(self) -> int:
         """Elements beside key and value that a layer of sparse attention keeps of a position."""
         return 0 if self.flash is None or self.flash.indexer is None else self.flash.indexer.head_dim

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgebuild.errors import ExportError
 from edgebuild.models import ops
 from edgebuild.models.attention import Attention
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.flash import FlashLayer, GatedResidual
 from edgebuild.models.gdn import GatedDeltaNet
 from edgebuild.models.hybrid_config import DELTA_NET
 from edgebuild.models.moe import SparseMlp
@@ -46,21 +46,53 @@ class Layer(nn.Module):
         mixer: Attention | GatedDeltaNet = self.linear_attn if hasattr(self, "linear_attn") else self.self_attn
         return mixer
 
+    def states(self, index: int, cache_tokens: int) -> tuple[State, ...]:
+        """Per-sequence tensors, in the order of `forward`'s states."""
+        return self.mixer.states(index, cache_tokens)
+
+    def commit(self, kept: Sequence[Tensor], accepted: Tensor) -> tuple[Tensor, ...]:
+        """The states after the forced rows and `accepted` [B] more."""
+        return self.mixer.commit(kept, accepted)
+
     def forward(self, x: Tensor, step: Step, states: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x [B·q, hidden] → (x, what `mixer.commit` turns into the new states once acceptance is known)."""
+        """x [B·q, hidden] → (x, what `commit` turns into the new states once acceptance is known)."""
         mixed, kept = self.mixer(self.input_layernorm(x), step, states)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), kept
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and final norm: the `model.` part of a checkpoint."""
+    """Embedding, layers and what follows the last one: the `model.` part of a checkpoint."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
+        flash, self.streams = config.flash, 1 if config.flash is None else config.flash.streams
         self.embed_tokens = Weights(config.vocabulary_size, config.hidden_size, bias=False, dtype=dtype)
-        self.layers = nn.ModuleList(Layer(config, index, dtype) for index in range(config.layers))
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps, dtype, zero_centred=config.zero_centred_norms)
+        self.layers = nn.ModuleList(
+            Layer(config, index, dtype) if flash is None else FlashLayer(config, flash, index, dtype)
+            for index in range(config.layers)
+        )
+        if flash is None:
+            self.norm = Norm(config.hidden_size, config.rms_norm_eps, dtype, zero_centred=config.zero_centred_norms)
+        else:
+            self.hyper_connection_mixer = GatedResidual(
+                flash, config.hidden_size, config.rms_norm_eps, dtype, combine=False
+            )
+
+    @property
+    def last(self) -> str:
+        """The part behind the layers."""
+        return "norm" if self.streams == 1 else "hyper_connection_mixer"
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [N] → what the first layer takes [N, streams · hidden]."""
+        found = F.embedding(tokens, self.embed_tokens.weight)
+        return found if self.streams == 1 else found.repeat(1, self.streams)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What the last layer gives [N, streams · hidden] → what the head takes [N, hidden]."""
+        hidden: Tensor = self.norm(x) if self.streams == 1 else self.hyper_connection_mixer(x)[0]
+        return hidden
 
 
 class Decoder(nn.Module):
@@ -74,8 +106,6 @@ class Decoder(nn.Module):
         self, config: ModelConfig, *, cache_tokens: int, token_limit: int, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        if config.flash is not None:
-            raise ExportError(f"{config.family} can be planned, its modules do not exist yet")
         self.config, self.cache_tokens, self.token_limit, self.dtype = config, cache_tokens, token_limit, dtype
         self.model = Backbone(config, dtype)
         self.lm_head = (
@@ -95,11 +125,11 @@ class Decoder(nn.Module):
 
     def layer_states(self) -> list[tuple[State, ...]]:
         """The same, layer by layer."""
-        return [layer.mixer.states(index, self.cache_tokens) for index, layer in enumerate(self.layers)]
+        return [layer.states(index, self.cache_tokens) for index, layer in enumerate(self.layers)]
 
     @property
-    def layers(self) -> list[Layer]:
-        return [layer for layer in self.model.layers if isinstance(layer, Layer)]
+    def layers(self) -> list[Layer | FlashLayer]:
+        return [layer for layer in self.model.layers if isinstance(layer, Layer | FlashLayer)]
 
     def constants(self) -> dict[str, Tensor]:
         """Tensors that are computed, not read from the checkpoint: name → value."""
@@ -165,19 +195,21 @@ class Decoder(nn.Module):
             self.rope_sin[positions][:, None],
             torch.full_like(length, rows) if forced is None else forced,
             torch.zeros(1, dtype=torch.int64, device=tokens.device) if offsets is None else offsets,
+            tokens,
+            (self.rope_cos, self.rope_sin),
         )
-        x = F.embedding(tokens, self.model.embed_tokens.weight).view(batch * rows, self.config.hidden_size)
+        x = self.model.embed(tokens.reshape(batch * rows))
         kept: list[tuple[Tensor, ...]] = []
         for layer, part in zip(self.layers, self._by_layer(states), strict=True):
             x, pending = layer(x, step, part)
             kept.append(pending)
-        return self.model.norm(x), kept
+        return self.model.finish(x), kept
 
     def commit(self, kept: Sequence[tuple[Tensor, ...]], accepted: Tensor) -> list[Tensor]:
         """The states after the forced rows and `accepted` [B] more; a sequence without any keeps what it had."""
         new_states: list[Tensor] = []
         for layer, pending in zip(self.layers, kept, strict=True):
-            new_states += layer.mixer.commit(pending, accepted)
+            new_states += layer.commit(pending, accepted)
         return new_states
 
     def _by_layer(self, states: Sequence[Tensor]) -> list[Sequence[Tensor]]:

@@ -19,28 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgebuild.models import ops
+from edgebuild.models import ops, window
 from edgebuild.models.hybrid_config import DeltaNetConfig
-from edgebuild.models.parts import State, Step, Weights, dtype_name
+from edgebuild.models.parts import Kernel, State, Step, Weights, dtype_name
 
 _L2_EPS = 1e-6  # of the reference's l2norm
-
-
-class Kernel(nn.Module):
-    """The taps of a depthwise convolution [channels, 1, kernel]."""
-
-    def __init__(self, channels: int, kernel: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, kernel, dtype=dtype), requires_grad=False)
-
-    def forward(self, window: Tensor, rows: int) -> Tensor:
-        """window [B, kernel − 1 + q, channels] → float32 [B, q, channels]: taps as shifted products, no transposes."""
-        taps = self.weight.float()
-        wide = window.float()
-        total = wide[:, :rows] * taps[:, 0, 0]
-        for tap in range(1, taps.shape[-1]):
-            total = total + wide[:, tap : tap + rows] * taps[:, 0, tap]
-        return total
 
 
 class GatedNorm(nn.Module):
@@ -97,8 +80,8 @@ class GatedDeltaNet(nn.Module):
         size, batch, rows = self.config, step.batch, step.rows
         columns, matrices = states
         qkv, z, beta, a = self._project(x, batch, rows)
-        window = torch.cat((columns, qkv), dim=1)  # [B, kernel − 1 + q, channels]
-        mixed = F.silu(self.conv1d(window, rows))
+        past = torch.cat((columns, qkv), dim=1)  # [B, kernel − 1 + q, channels]
+        mixed = F.silu(self.conv1d(past, rows))
         query, key, value = torch.split(mixed, [size.keys, size.keys, size.values], dim=-1)
         query = _unit(query.view(batch, rows, size.key_heads, size.key_dim)) * size.key_dim**-0.5
         key = _unit(key.view(batch, rows, size.key_heads, size.key_dim))
@@ -109,18 +92,16 @@ class GatedDeltaNet(nn.Module):
         out, written = ops.gated_delta(query, key, value, decay, beta, matrices)
         normed = self.norm(out.transpose(1, 2), z)
         output = self.out_proj(normed.reshape(batch * rows, size.values))
-        # columns forced .. forced + R + kernel − 3 of the window hold the convolution's past for every outcome
-        reach = torch.arange(size.kernel - 2, device=x.device) + step.offsets[-1:] + 1
-        columns = _rows(window, step.forced, torch.cat((step.offsets, reach)), 1)
+        columns = window.keep(past, step, size.kernel - 1)
         matrices = self._after(matrices, key, written, decay, step.forced)
-        key, written, decay = (_rows(x, step.forced, step.offsets, 2) for x in (key, written, decay))
+        key, written, decay = (window.rows(x, step.forced, step.offsets, 2) for x in (key, written, decay))
         return output, (columns, matrices, key, written, decay)
 
     def commit(self, kept: Sequence[Tensor], accepted: Tensor) -> tuple[Tensor, ...]:
         """The states after the forced rows and `accepted` [B] more."""
         columns, matrices, key, written, decay = kept
-        taps = torch.arange(self.config.kernel - 1, device=accepted.device)
-        return _rows(columns, accepted, taps, 1), self._after(matrices, key, written, decay, accepted)
+        columns = window.commit(columns, accepted, self.config.kernel - 1)
+        return columns, self._after(matrices, key, written, decay, accepted)
 
     def _after(self, matrices: Tensor, key: Tensor, written: Tensor, decay: Tensor, count: Tensor) -> Tensor:
         """The matrices after the first `count` [B] of the rows [B, heads, rows, ...]."""
@@ -152,15 +133,6 @@ class GatedDeltaNet(nn.Module):
         b, a = self.in_proj_ba(x).view(batch, rows, size.key_heads, 2 * repeat).split(repeat, dim=-1)
         z = z.reshape(batch, rows, size.value_heads, size.value_dim)
         return qkv, z, b.reshape(batch, rows, -1), a.reshape(batch, rows, -1)
-
-
-def _rows(x: Tensor, first: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Entries first[b] + offsets of `dim`, those past its end replaced by the last one."""
-    places = (first[:, None] + offsets).clamp(max=x.shape[dim] - 1)
-    shape = [1] * x.ndim
-    shape[0], shape[dim] = -1, offsets.shape[0]
-    sizes = [-1 if axis in (0, dim) else size for axis, size in enumerate(x.shape)]
-    return x.gather(dim, places.view(shape).expand(sizes))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class MoeConfig:
     layers: tuple[bool, ...]
 
     def tensors(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Name below `mlp.` → shape; experts stacked, whatever the files hold (checkpoint/experts.py)."""
+        """Name below `mlp.` → shape; experts stacked, whatever the files hold (checkpoint/assembled.py)."""
         inner, shared = self.intermediate_size, self.shared_intermediate_size
         return {
             "gate.weight": (self.experts, hidden_size),

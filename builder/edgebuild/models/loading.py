@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgebuild.checkpoint import Checkpoint
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.decoder import Decoder
 from edgebuild.models.parts import Step
+
+_GRANULARITY = 64  # positions of a cache, as the plan rounds them: whole blocks of a sparse attention
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,19 @@ def reference_logits(
     One pass over the layers for all sequences: peak memory is the largest layer or the embedding, not the model.
     """
     longest = max(len(sequence.ids) for sequence in sequences)
-    decoder = _empty_decoder(checkpoint, longest, dtype)
+    decoder = _empty_decoder(checkpoint, -(-longest // _GRANULARITY) * _GRANULARITY, dtype)
     embedding = decoder.model.embed_tokens
     with _filled(embedding, "model.embed_tokens.", checkpoint):
-        rows = [F.embedding(torch.tensor(sequence.ids), embedding.weight) for sequence in sequences]
-    steps = [_whole_sequence(decoder, len(sequence.ids)) for sequence in sequences]
+        rows = [decoder.model.embed(torch.tensor(sequence.ids)) for sequence in sequences]
+    steps = [_whole_sequence(decoder, sequence.ids) for sequence in sequences]
     for index, (layer, states) in enumerate(zip(decoder.layers, decoder.layer_states(), strict=True)):
         with _filled(layer, f"model.layers.{index}.", checkpoint):
             for place, step in enumerate(steps):
                 rows[place] = layer(rows[place], step, [state.empty(1) for state in states])[0]
         progress((index + 1) / len(decoder.layers))
-    with _filled(decoder.model.norm, "model.norm.", checkpoint) as norm:
-        hidden = [norm(x[sequence.first :]) for x, sequence in zip(rows, sequences, strict=True)]
+    last = decoder.model.last
+    with _filled(decoder.model.get_submodule(last), f"model.{last}.", checkpoint):
+        hidden = [decoder.model.finish(x[sequence.first :]) for x, sequence in zip(rows, sequences, strict=True)]
     name = "model.embed_tokens." if decoder.lm_head is None else "lm_head."
     head = decoder.model.embed_tokens if decoder.lm_head is None else decoder.lm_head
     with _filled(head, name, checkpoint):
@@ -75,11 +77,13 @@ def _empty_decoder(checkpoint: Checkpoint, cache_tokens: int, dtype: torch.dtype
     return decoder
 
 
-def _whole_sequence(decoder: Decoder, tokens: int) -> Step:
+def _whole_sequence(decoder: Decoder, ids: Sequence[int]) -> Step:
+    tokens = len(ids)
     positions = torch.arange(tokens)
     cos, sin = decoder.rope_cos[positions][None, None], decoder.rope_sin[positions][None, None]
     none = torch.zeros(1, dtype=torch.int64)
-    return Step(1, tokens, none, positions[None], positions, cos, sin, torch.full_like(none, tokens), none)
+    return Step(1, tokens, none, positions[None], positions, cos, sin, torch.full_like(none, tokens), none,
+                torch.tensor(ids)[None], (decoder.rope_cos, decoder.rope_sin))  # fmt: skip
 
 
 @contextmanager

@@ -30,17 +30,46 @@ def cache_update(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
 
 
 def attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions: Tensor,
+    kv_positions: Tensor,
+    scale: float,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention of each row over the cache positions up to its own.
 
     query [B, heads, q, D]; caches [B, kv_heads, C, D]; positions [B, q] of the rows; kv_positions [T] = 0..T-1: only
-    the first T cache positions are read. Returns [B, heads, q, D].
+    the first T cache positions are read, and of those that `chosen` [B, q, T] leaves where it is given. Returns
+    [B, heads, q, D].
     """
     if torch.compiler.is_exporting():
-        result: Tensor = torch.ops.edgebuild.attention(query, key_cache, value_cache, positions, kv_positions, scale)
+        result: Tensor = torch.ops.edgebuild.attention(
+            query, key_cache, value_cache, positions, kv_positions, scale, chosen
+        )
         return result
-    return _attention(query, key_cache, value_cache, positions, kv_positions, scale)
+    return _attention(query, key_cache, value_cache, positions, kv_positions, scale, chosen)
+
+
+def block_means(cache: Tensor, kv_positions: Tensor, ratio: int) -> Tensor:
+    """Means over blocks of `ratio` positions of a cache [B, heads, C, D], as many as cover the first T = kv_positions'
+    length → [B, heads, ⌈T / ratio⌉, D]. C must hold whole blocks."""
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.block_means(cache, kv_positions, ratio)
+        return result
+    return _block_means(cache, kv_positions, ratio)
+
+
+def choose_tokens(scores: Tensor, positions: Tensor, kv_positions: Tensor, count: int, ratio: int) -> Tensor:
+    """Tokens of the `count` best whole blocks of `ratio`, and all behind the last whole block, for each row.
+
+    scores [B, q, blocks] >= 0; positions [B, q] of the rows; kv_positions [T]. Returns bool [B, q, T].
+    """
+    if torch.compiler.is_exporting():
+        result: Tensor = torch.ops.edgebuild.choose_tokens(scores, positions, kv_positions, count, ratio)
+        return result
+    return _choose_tokens(scores, positions, kv_positions, count, ratio)
 
 
 def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
@@ -82,8 +111,31 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
     return _experts(x, chosen, weights, gate_up, down)
 
 
+def _block_means(cache: Tensor, kv_positions: Tensor, ratio: int) -> Tensor:
+    blocks = (kv_positions.shape[0] + ratio - 1) // ratio
+    grouped = cache[:, :, : blocks * ratio].reshape(*cache.shape[:2], blocks, ratio, cache.shape[3])
+    means: Tensor = grouped.float().mean(3).to(cache.dtype)
+    return means
+
+
+def _choose_tokens(scores: Tensor, positions: Tensor, kv_positions: Tensor, count: int, ratio: int) -> Tensor:
+    blocks = scores.shape[-1]
+    complete = (positions + 1) // ratio  # whole blocks that a row sees
+    whole = torch.arange(blocks) < complete[..., None]
+    best = torch.where(whole, scores, -1.0).topk(min(count, blocks), dim=-1).indices
+    chosen = torch.zeros_like(whole).scatter(2, best, True) & whole
+    block = kv_positions // ratio
+    return chosen[..., block] | (block >= complete[..., None])
+
+
 def _attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions: Tensor,
+    kv_positions: Tensor,
+    scale: float,
+    chosen: Tensor | None,
 ) -> Tensor:
     batch, heads, rows, head_dim = query.shape
     tier, kv_heads = kv_positions.shape[0], key_cache.shape[1]
@@ -91,7 +143,9 @@ def _attention(
     keys, values = key_cache[:, :, :tier], value_cache[:, :, :tier]
     # the query heads of one KV group become rows of one product
     folded = query.reshape(batch, kv_heads, group * rows, head_dim)
-    visible = (kv_positions <= positions[:, :, None])[:, None].repeat(1, 1, group, 1)  # [B, 1, group·q, T]
+    seen = kv_positions <= positions[:, :, None]
+    seen = seen if chosen is None else seen & chosen
+    visible = seen[:, None].repeat(1, 1, group, 1)  # [B, 1, group·q, T]
     scores = (folded @ keys.transpose(-1, -2)).float() * scale
     weights = torch.where(visible, scores, torch.full_like(scores, _MASKED)).softmax(-1)
     return (weights.to(values.dtype) @ values).reshape(batch, heads, rows, head_dim)
@@ -176,16 +230,49 @@ def _(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
 
 @torch.library.custom_op("edgebuild::attention", mutates_args=())
 def _attention_op(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions: Tensor,
+    kv_positions: Tensor,
+    scale: float,
+    chosen: Tensor | None,
 ) -> Tensor:
-    return _attention(query, key_cache, value_cache, positions, kv_positions, scale)
+    return _attention(query, key_cache, value_cache, positions, kv_positions, scale, chosen)
 
 
 @_attention_op.register_fake
 def _(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, positions: Tensor, kv_positions: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions: Tensor,
+    kv_positions: Tensor,
+    scale: float,
+    chosen: Tensor | None,
 ) -> Tensor:
     return query.new_empty(query.shape)
+
+
+@torch.library.custom_op("edgebuild::block_means", mutates_args=())
+def _block_means_op(cache: Tensor, kv_positions: Tensor, ratio: int) -> Tensor:
+    return _block_means(cache, kv_positions, ratio)
+
+
+@_block_means_op.register_fake
+def _(cache: Tensor, kv_positions: Tensor, ratio: int) -> Tensor:
+    blocks = (kv_positions.shape[0] + ratio - 1) // ratio
+    return cache.new_empty((*cache.shape[:2], blocks, cache.shape[3]))
+
+
+@torch.library.custom_op("edgebuild::choose_tokens", mutates_args=())
+def _choose_tokens_op(scores: Tensor, positions: Tensor, kv_positions: Tensor, count: int, ratio: int) -> Tensor:
+    return _choose_tokens(scores, positions, kv_positions, count, ratio)
+
+
+@_choose_tokens_op.register_fake
+def _(scores: Tensor, positions: Tensor, kv_positions: Tensor, count: int, ratio: int) -> Tensor:
+    return scores.new_empty((*positions.shape, kv_positions.shape[0]), dtype=torch.bool)
 
 
 @torch.library.custom_op("edgebuild::gated_delta", mutates_args=())

@@ -5,7 +5,7 @@ Knows nothing of families. Parameter names equal those of the published checkpoi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,8 @@ class Step:
     """What every layer needs to know of this launch. B sequences, q rows each, T cache positions read.
 
     length [B]; positions [B, q]; kv_positions [T]; cos, sin [B, 1, q, rotary_dim / 2]; forced [B] rows that count
-    whatever is accepted; offsets [R] = 0..R-1: at most R - 1 rows after those may count too
+    whatever is accepted; offsets [R] = 0..R-1: at most R - 1 rows after those may count too; tokens [B, q]; tables: cos
+    and sin of every position [C, rotary_dim / 2]; the last two are for layers of Flash-Next alone
     """
 
     batch: int
@@ -57,6 +58,8 @@ class Step:
     sin: Tensor
     forced: Tensor
     offsets: Tensor
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    tables: tuple[Tensor, ...] = ()
 
 
 class Weights(nn.Module):
@@ -75,14 +78,22 @@ class Norm(nn.Module):
     """RMSNorm over the last dimension, statistics in float32 (arXiv 1910.07467).
 
     zero_centred: the factor is 1 + weight, and the product is rounded once, after it (Qwen3-Next and later).
+    groups: parts of the dimension that are normed each for itself.
     """
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, zero_centred: bool = False) -> None:
+    def __init__(
+        self, size: int, eps: float, dtype: torch.dtype, *, zero_centred: bool = False, groups: int = 1
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.eps, self.zero_centred = eps, zero_centred
+        self.eps, self.zero_centred, self.groups = eps, zero_centred, groups
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.groups > 1:
+            part = x.shape[-1] // self.groups
+            normed = F.rms_norm(x.float().view(-1, self.groups, part), (part,), eps=self.eps)
+            factor = self.weight.float().view(self.groups, part) + (1.0 if self.zero_centred else 0.0)
+            return (normed * factor).view(x.shape).to(x.dtype)
         if self.zero_centred:
             return F.rms_norm(x.float(), (x.shape[-1],), 1.0 + self.weight.float(), self.eps).to(x.dtype)
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
@@ -100,3 +111,22 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return down
+
+
+class Kernel(nn.Module):
+    """The taps of a depthwise causal convolution [channels, 1, kernel], `dilation` columns apart."""
+
+    def __init__(self, channels: int, kernel: int, dtype: torch.dtype, *, dilation: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel, dtype=dtype), requires_grad=False)
+        self.dilation = dilation
+
+    def forward(self, past: Tensor, rows: int) -> Tensor:
+        """past [B, (kernel − 1) · dilation + q, channels] → float32 [B, q, channels], as shifted products."""
+        taps = self.weight.float()
+        wide = past.float()
+        total = wide[:, :rows] * taps[:, 0, 0]
+        for tap in range(1, taps.shape[-1]):
+            start = tap * self.dilation
+            total = total + wide[:, start : start + rows] * taps[:, 0, tap]
+        return total
