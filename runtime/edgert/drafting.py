@@ -17,6 +17,8 @@ Role: TypeAlias = Literal["drafted", "probe", "plain"]
 MEMORY_STEPS = 256
 # Steps of a task before its own acceptance outweighs what the plan expected.
 TRUST_STEPS = 24
+# What is expected of a drafter of which nothing was measured; about what published modules reach.
+UNKNOWN_ACCEPTANCE = 0.7
 # With drafting off, every n-th request of the task drafts all the same, so that a drafter that wins again is noticed.
 PROBE_EVERY = 8
 
@@ -108,7 +110,7 @@ class DraftControl:
         self.switched_off = 0
         self.switched_on = 0
         self._costs_ms = dict(costs_ms or {})
-        self._expected = [*expected, *[expected[-1] if expected else 1.0] * length][:length]
+        self._expected = [*expected, *[expected[-1] if expected else UNKNOWN_ACCEPTANCE] * length][:length]
         self._threshold = threshold
         self._tasks: dict[str | None, _Task] = {}
 

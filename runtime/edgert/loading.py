@@ -16,6 +16,7 @@ from edgert.backends.base import Backend, Setup
 from edgert.cells import Cell
 from edgert.config import RuntimeConfig, load_config
 from edgert.errors import BackendError, ConfigError
+from edgert.drafting import DraftControl
 from edgert.golden import Golden, check_golden, load_golden
 from edgert.hostmemory import available_bytes
 from edgert.integrity import check_files, require_complete
@@ -41,6 +42,7 @@ class Runtime:
     slots            sequences at once; limits.slots counts the reserved ones too
     vocabulary_size  prompt ids lie below it; token_limit: sampled ids do
     text             None: ids only
+    draft_control    the backend drafts, and a fresh one of these says how much
     """
 
     backend: Backend
@@ -55,6 +57,7 @@ class Runtime:
     description: Mapping[str, Any]
     memory_bytes: Mapping[str, int]
     drafter: Drafter | None = None
+    draft_control: Callable[[], DraftControl] | None = None
 
     def worker(self, clock: Callable[[], float]) -> Worker:
         table = SlotTable(
@@ -63,7 +66,15 @@ class Runtime:
             context_tokens=self.limits.context_tokens,
             cache_tokens=self.cache_tokens,
         )
-        return Worker(self.backend, self.limits, table, token_limit=self.token_limit, clock=clock, drafter=self.drafter)
+        return Worker(
+            self.backend,
+            self.limits,
+            table,
+            token_limit=self.token_limit,
+            clock=clock,
+            drafter=self.drafter,
+            draft_control=None if self.draft_control is None else self.draft_control(),
+        )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "
 SYMBOLS = ("batch", "rows", "tier", "logit_rows")
 STEP_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 STEP_OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
+# what a decoder with a drafter takes and gives beyond that, and the drafter's own graph
+DRAFTING_INPUTS, DRAFTING_OUTPUTS = ("following",), ("hidden", "next_embedding")
+MTP_INPUTS = ("embedding", "hidden", "length", "committed", "kv_positions")
+MTP_OUTPUTS = ("draft", "draft_embedding", "draft_hidden")
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgebuild.errors import ExportError
@@ -18,10 +18,12 @@ from edgebuild.export.trace import simplify, trace
 from edgebuild.export.weights import WeightFile
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.decoder import Decoder
+from edgebuild.models.drafting import DraftingDecoder
 from edgebuild.models.parts import State
 
 _INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 _OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
+_DRAFTING_INPUTS, _DRAFTING_OUTPUTS = ("following",), ("hidden", "next_embedding")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 Progress = Callable[[str, float], None]
 
@@ -30,6 +32,14 @@ class TensorSource(Protocol):
     """Where weights come from: one tensor at a time, under the names of the published checkpoints."""
 
     def read(self, name: str) -> Tensor: ...
+
+
+class Traced(Protocol):
+    """A module whose weights and constants are streamed: see models.decoder.Decoder."""
+
+    def constants(self) -> dict[str, Tensor]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 @dataclass(frozen=True)
@@ -63,15 +73,17 @@ def export_decoder(
     token_limit: int,
     precision: str,
     forms: Forms,
+    drafting: bool = False,
     progress: Progress = lambda _stage, _fraction: None,
 ) -> ExportedGraph:
-    """Write `decoder.onnx` and `decoder.weights` into `directory`.
+    """Write `decoder.onnx` and `decoder.weights` into `directory`; `drafting`: with what an MTP module needs.
 
     `progress(stage, fraction)` is called as the work goes on. Raises ExportError when torch cannot express the model.
     """
     dtype = _DTYPES[precision]
     with FakeTensorMode():
-        decoder = Decoder(config, cache_tokens=cache_tokens, token_limit=token_limit, dtype=dtype)
+        kind = DraftingDecoder if drafting else Decoder
+        decoder = kind(config, cache_tokens=cache_tokens, token_limit=token_limit, dtype=dtype)
     decoder.eval()
     progress("trace", 0.0)
     model = _trace_decoder(decoder, forms)
@@ -80,7 +92,9 @@ def export_decoder(
     with WeightFile(weights_path) as file:
         _stream(model, decoder, weights, file, progress)
     simplify(model)
-    _name_boundary(model, decoder.states())
+    extra = (_DRAFTING_INPUTS, _DRAFTING_OUTPUTS) if drafting else ((), ())
+    _name_boundary(model, (*_INPUTS, *extra[0]), (*_OUTPUTS, *extra[1]), decoder.states())
+    _name_symbols(model.graph, _symbols(model.graph))
     path = directory / "decoder.onnx"
     onnx_ir.save(model, path)
     return ExportedGraph(
@@ -110,16 +124,16 @@ def _trace_decoder(decoder: Decoder, forms: Forms) -> onnx_ir.Model:
         arguments = (
             *(whole(b, q), whole(b), whole(b), whole(b), whole(t)),
             *(torch.empty(b, r), torch.empty(b), whole(b), torch.empty(b)),
+            *((whole(b),) if isinstance(decoder, DraftingDecoder) else ()),
             states,
         )
     one = {0: batch}
-    dynamic = ({0: batch, 1: rows}, one, one, one, {0: tier}, {0: batch, 1: logit_rows}, one, one, one)
-    return trace(decoder, arguments, (*dynamic, [one] * len(states)), forms)
+    dynamic: tuple[Any, ...] = ({0: batch, 1: rows}, one, one, one, {0: tier}, {0: batch, 1: logit_rows}, one, one, one)
+    dynamic = (*dynamic, *[one] * (len(arguments) - 1 - len(dynamic)), [one] * len(states))
+    return trace(decoder, arguments, dynamic, forms)
 
 
-def _stream(
-    model: onnx_ir.Model, decoder: Decoder, weights: TensorSource, file: WeightFile, progress: Progress
-) -> None:
+def _stream(model: onnx_ir.Model, decoder: Traced, weights: TensorSource, file: WeightFile, progress: Progress) -> None:
     """Give every fake initializer its value, straight from the checkpoint."""
     constants = decoder.constants()
     parameters = dict(decoder.named_parameters())
@@ -136,19 +150,24 @@ def _stream(
         raise ExportError(f"the exported graph lost parameters: {', '.join(sorted(missing))}")
 
 
-def _name_boundary(model: onnx_ir.Model, states: tuple[State, ...]) -> None:
-    """Documented names and symbols for inputs, outputs and their dynamic dimensions."""
+def _name_boundary(
+    model: onnx_ir.Model, own_inputs: Sequence[str], own_outputs: Sequence[str], states: tuple[State, ...]
+) -> None:
+    """Documented names for inputs and outputs."""
     graph = model.graph
-    names = (*_INPUTS, *(state.name for state in states))
-    outputs = (*_OUTPUTS, *(f"{state.name}.out" for state in states))
+    names = (*own_inputs, *(state.name for state in states))
+    outputs = (*own_outputs, *(f"{state.name}.out" for state in states))
     if len(graph.inputs) != len(names) or len(graph.outputs) != len(outputs):
         raise ExportError(
             f"the exported graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, "
             f"expected {len(names)} and {len(outputs)}"
         )
-    symbols = _symbols(graph)
     for value, name in zip((*graph.inputs, *graph.outputs), (*names, *outputs), strict=True):
         value.name = name
+
+
+def _name_symbols(graph: onnx_ir.Graph, symbols: Mapping[str, str]) -> None:
+    """Documented symbols for dynamic dimensions, everywhere."""
     for value in _values(graph):
         if value.shape is not None:
             value.shape = onnx_ir.Shape(

@@ -47,8 +47,8 @@ def card_text(file_name: str, card: Mapping[str, Any], size: int) -> str:
         f"(torch {card['versions']['torch']}): the model, frozen, wrote {card['answers']:,} answers "
         f"({card['answer_tokens']:,} tokens) to {card['prompts']:,} built-in or given prompts at temperatures "
         f"{', '.join(str(t) for t in settings['temperatures'])} in {seconds['generation']:.0f} s; then "
-        f"{card['steps']:,} steps of {settings['batch']} sequences in {seconds['training']:.0f} s, a chain of {settings['depth']} "
-        "unrolled, against the model's own distribution.",
+        f"{card['steps']:,} steps of {settings['batch']} sequences in {seconds['training']:.0f} s, a chain of "
+        f"{settings['depth']} unrolled, against the model's own distribution.",
         "",
         f"Greedy acceptance at draft length {card['draft_length']}, each position given the one before; mean accepted "
         "length with the bonus token. `held_out`: kinds of prompts that were trained on, about other things; "

@@ -32,7 +32,7 @@ class Cache:
 def load_frozen(checkpoint: Checkpoint, positions: int, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The model on `device`, for `positions` tokens a sequence. Raises CheckpointError for a model not all dense."""
     config = ModelConfig.from_hf(checkpoint.config)
-    if config.delta is not None or config.moe is not None or config.gated_attention:
+    if config.delta is not None or config.moe is not None or config.gated_attention or config.flash is not None:
         raise CheckpointError(
             f"training is for dense models, {config.family} is a hybrid",
             hint="its published checkpoints carry mtp.* tensors of their own",
@@ -84,7 +84,7 @@ def whole(decoder: Decoder, tokens: Tensor, cache: Cache | None = None) -> Tenso
     rows = tokens.shape[1]
     cos, sin = decoder.rope_cos[None, None, :rows], decoder.rope_sin[None, None, :rows]
     x = F.embedding(tokens, decoder.model.embed_tokens.weight)
-    for index, layer in enumerate(decoder.layers):
+    for index, layer in enumerate(dense_layers(decoder)):
         attention = _attention(layer)
         query, key, value = split_heads(attention, layer.input_layernorm(x), cos, sin)
         if cache is not None:
@@ -105,7 +105,7 @@ def one_more(decoder: Decoder, tokens: Tensor, positions: Tensor, cache: Cache, 
     visible = (torch.arange(width, device=tokens.device) <= positions[:, None])[:, None, None]
     at = torch.arange(batch, device=tokens.device)
     x = F.embedding(tokens, decoder.model.embed_tokens.weight)[:, None]
-    for index, layer in enumerate(decoder.layers):
+    for index, layer in enumerate(dense_layers(decoder)):
         attention = _attention(layer)
         query, key, value = split_heads(attention, layer.input_layernorm(x), cos, sin)
         cache.keys[index][at, :, positions] = key[:, :, 0]
@@ -118,6 +118,14 @@ def one_more(decoder: Decoder, tokens: Tensor, positions: Tensor, cache: Cache, 
         x = feed_forward(layer, x + join_heads(attention, mixed.reshape(query.shape)))
     normed: Tensor = decoder.model.norm(x)
     return normed[:, 0]
+
+
+def dense_layers(decoder: Decoder) -> list[Layer]:
+    """The decoder's layers, all of the plain kind."""
+    layers = [layer for layer in decoder.layers if isinstance(layer, Layer)]
+    if len(layers) < len(decoder.layers):
+        raise CheckpointError("a layer of several streams cannot be trained through")
+    return layers
 
 
 def _attention(layer: Layer) -> Attention:

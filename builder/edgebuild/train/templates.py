@@ -62,7 +62,8 @@ FILLINGS: dict[str, tuple[str, ...]] = {
         "a quiet village, a deep forest, an abandoned castle, a space station, a small island, a snowy mountain, "
         "a busy market, an old library, a desert town, a hidden cave, a floating city, a rainy harbor, "
         "a magic school, a train at night, a sunken ship, a farm in autumn, a clock tower, a frozen lake, "
-        "a lost temple, a city of glass, a garden behind a wall, a lighthouse, a jungle, a museum after dark, a small bakery"
+        "a lost temple, a city of glass, a garden behind a wall, a lighthouse, a jungle, "
+        "a museum after dark, a small bakery"
     ),
     "theme": _words(
         "friendship, courage, kindness, loss, hope, honesty, curiosity, forgiveness, patience, freedom, family, "

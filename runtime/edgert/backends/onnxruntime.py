@@ -18,9 +18,11 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from edgert.backends.base import Setup, StepInputs, StepOutputs
+from edgert.backends.onnxruntime_mtp import OnnxDrafter
 from edgert.cells import Cell
 from edgert.errors import ArtifactError, BackendError, ConfigError
 from edgert.hostmemory import available_bytes, resident_bytes
+from edgert.manifest_records import DRAFTING_INPUTS, DRAFTING_OUTPUTS
 
 MODEL_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
@@ -80,7 +82,9 @@ class OnnxRuntimeBackend:
         self._session: Any = self._open(setup.artifact / MODEL_NAME)
         self._session_bytes = max(0, (resident_bytes() or 0) - before)
         self._check_graph()
-        self._states = {state.input: _state_array(setup.slots, state.dtype, state.shape) for state in setup.states}
+        every = (*setup.states, *setup.draft_states)
+        self._states = {state.input: _state_array(setup.slots, state.dtype, state.shape) for state in every}
+        self._drafter = OnnxDrafter(setup, self._open, self._states) if setup.draft_length else None
         batch = max((cell.batch for cell in setup.cells), default=1)
         self._next = {
             state.input: _state_array(batch, state.dtype, state.shape) for state in setup.states if state.kind != "kv"
@@ -104,6 +108,7 @@ class OnnxRuntimeBackend:
             for name in ("tokens", "length", "valid", "forced"):
                 bound.inputs[name].fill(0)
             self._run(bound, cell)
+            self._draft(bound, cell, 0, np.zeros(cell.batch, np.int64), self._setup.draft_length)
 
     def launch(self, step: StepInputs) -> Ticket:
         cell, first = step.cell, step.first_slot
@@ -112,16 +117,28 @@ class OnnxRuntimeBackend:
         for name in STEP_INPUTS:
             if name != "kv_positions":
                 bound.inputs[name][...] = getattr(step, name)
+        if self._drafter is not None:
+            bound.inputs["following"][...] = -1 if step.following is None else step.following
         if step.from_device.any():
             tokens, length = bound.inputs["tokens"], bound.inputs["length"]
             tokens[:, 0] = np.where(step.from_device, self._token[rows], tokens[:, 0])
             length[...] = np.where(step.from_device, self._length[rows], length)
         self._run(bound, cell)
-        out = {name: array.copy() for name, array in bound.outputs.items()}
+        out = {name: array.copy() for name, array in bound.outputs.items() if name not in DRAFTING_OUTPUTS}
         committed = np.where(step.valid > 0, step.forced + out["accepted"], 0)
         self._length[rows] = bound.inputs["length"] + committed
         self._token[rows] = out["next_token"]
-        return Ticket(StepOutputs(out["sampled"], out["accepted"], out["next_token"], out.get("logits")))
+        drafts = self._draft(bound, cell, first, committed, step.draft_length) if step.prime else None
+        return Ticket(StepOutputs(out["sampled"], out["accepted"], out["next_token"], out.get("logits"), drafts))
+
+    def _draft(self, bound: _Bound, cell: Cell, first: int, committed: Array, draft_length: int) -> Array | None:
+        if self._drafter is None:
+            return None
+        if draft_length > self._setup.draft_length:
+            raise BackendError(f"{draft_length} drafts were asked for, the drafter makes {self._setup.draft_length}")
+        hidden, embedding = (bound.outputs[name] for name in DRAFTING_OUTPUTS)
+        length = bound.inputs["length"]
+        return self._drafter.run(first, hidden, embedding, length, committed, cell.kv_tier, draft_length)
 
     def reset_slot(self, slot: int) -> None:
         for state in self._setup.states:
@@ -131,19 +148,21 @@ class OnnxRuntimeBackend:
 
     def memory(self) -> dict[str, int]:
         """session: growth of the process while the session was made (mapped weights count once they are read)."""
-        kinds = {state.input: state.kind for state in self._setup.states}
+        kinds = {state.input: state.kind for state in (*self._setup.states, *self._setup.draft_states)}
         kv = sum(array.nbytes for name, array in self._states.items() if kinds[name] == "kv")
         buffers = sum(
             array.nbytes
             for bound in self._bound.values()
             for array in (*bound.inputs.values(), *bound.outputs.values())
         )
+        drafter = self._drafter
         return {
             "weights": self._weight_bytes,
+            **({} if drafter is None else {"drafter_weights": drafter.weight_bytes}),
             "kv_cache": kv,
             "state": sum(array.nbytes for array in (*self._states.values(), *self._next.values())) - kv,
             "session": self._session_bytes,
-            "step_buffers": buffers,
+            "step_buffers": buffers + (0 if drafter is None else drafter.buffer_bytes),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -159,6 +178,7 @@ class OnnxRuntimeBackend:
 
     def close(self) -> None:
         self._bound.clear()
+        self._drafter = None
         self._states.clear()
         self._next.clear()
         self._session = None
@@ -182,14 +202,17 @@ class OnnxRuntimeBackend:
         """The session's inputs and outputs are those this module binds."""
         states = self._setup.states
         found = [value.name for value in self._session.get_inputs()]
-        expected = [*STEP_INPUTS, *(state.input for state in states)]
+        drafting = "following" in found
+        expected = [*STEP_INPUTS, *(DRAFTING_INPUTS if drafting else ()), *(state.input for state in states)]
         if sorted(found) != sorted(expected):
             wrong = sorted(set(found) ^ set(expected))
             raise ArtifactError(f"{MODEL_NAME} has other inputs than the manifest: {', '.join(wrong[:5])}")
         outputs = {value.name for value in self._session.get_outputs()}
-        missing = {*STEP_OUTPUTS, "logits", *(state.output for state in states)} - outputs
+        needed = {*STEP_OUTPUTS, "logits", *(state.output for state in states)}
+        missing = (needed | set(DRAFTING_OUTPUTS if drafting or self._setup.draft_length else ())) - outputs
         if missing:
             raise ArtifactError(f"{MODEL_NAME} lacks outputs: {', '.join(sorted(missing)[:5])}")
+        self._following = drafting
         for value in self._session.get_inputs():
             shape = {state.input: state.shape for state in states}.get(value.name)
             if shape is not None and tuple(value.shape[1:]) != shape:
@@ -213,11 +236,16 @@ class OnnxRuntimeBackend:
             "top_k": np.zeros(batch, np.int64),
             "top_p": np.ones(batch, np.float32),
         }
+        if self._following:
+            inputs["following"] = np.full(batch, -1, np.int64)
         outputs: dict[str, Array] = {
             "sampled": np.zeros((batch, sampled_rows), np.int64),
             "accepted": np.zeros(batch, np.int64),
             "next_token": np.zeros(batch, np.int64),
         }
+        if self._drafter is not None:
+            for name in DRAFTING_OUTPUTS:
+                outputs[name] = np.zeros((batch, rows, self._drafter.width), np.float32)
         if logits:
             outputs["logits"] = np.zeros((batch, sampled_rows, self._setup.token_limit), np.float32)
         binding = self._session.io_binding()
