@@ -65,6 +65,7 @@ def build(
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
+        _refuse_backend(profile, config)
         left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
         _refuse_missing_drafter(profile, config, checkpoint)
     for name in (*checkpoint.skipped, *left_out):
@@ -291,6 +292,15 @@ def model_name(path: Path) -> str:
     """A name for people and directories: the checkpoint's folder or file name without what does not belong there."""
     stem = path.name[: -len(".gguf")] if path.name.endswith(".gguf") else path.resolve().name
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-.") or "model"
+
+
+def _refuse_backend(profile: Profile, config: ModelConfig) -> None:
+    """What is known not to run on a backend stops here, not in its compiler."""
+    if config.flash is not None and profile.backend != "onnxruntime":
+        raise CheckpointError(
+            f"{config.family} does not run on {profile.backend}: its n-grams are hashed in 64-bit integers",
+            hint="set `backend: onnxruntime` and `precision: float32` in the profile",
+        )
 
 
 def _refuse_missing_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint) -> None:

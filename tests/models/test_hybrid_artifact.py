@@ -12,13 +12,18 @@ import torch
 import toys
 import transformers
 from edgebuild.build import build
+from edgebuild.errors import CheckpointError
 from edgebuild.profile import load_profile
 from edgebuild.progress import Stages
 from edgebuild.traffic import read_traffic
 from edgert import Engine
 
 TOKENS = 300
-MAKERS = {"qwen3_5": (toys.make_qwen3_5, {"nested": True}), "qwen3_next": (toys.make_qwen3_next, {"tied": False})}
+MAKERS = {
+    "qwen3_5": (toys.make_qwen3_5, {"nested": True}),
+    "qwen3_next": (toys.make_qwen3_next, {"tied": False}),
+    "qwen4_exp": (toys.make_qwen4_exp, {"layers": 2, "interval": 2, "ple_layer_ids": [1]}),
+}
 PROFILE = """
 name: toy-cpu
 description: The bundled cpu profile with chunks of at most 32 tokens
@@ -93,6 +98,16 @@ def test_four_requests_at_once_are_each_as_if_alone(engine: Engine) -> None:
     alone = [list(engine.complete(prompt, max_tokens=16, ignore_eos=True).token_ids) for prompt in prompts]
     handles = [engine.submit(prompt, max_tokens=16, ignore_eos=True) for prompt in prompts]
     assert [list(handle.result().token_ids) for handle in handles] == alone
+
+
+def test_a_family_that_a_backend_cannot_run_is_refused_before_anything_is_exported(tmp_path: Path) -> None:
+    toys.make_qwen4_exp(tmp_path / "toy", layers=2, interval=2, ple_layer_ids=[1])
+    profile = load_profile("rtx")
+    assert profile.traffic is not None
+    with pytest.raises(CheckpointError, match="qwen4_exp does not run on tensorrt-rtx") as refused:
+        build(profile, tmp_path / "toy", read_traffic(profile.traffic), tmp_path / "out", Stages(quiet=True))
+    assert "onnxruntime" in str(refused.value.hint)
+    assert not (tmp_path / "out").exists()
 
 
 def test_manifest_describes_every_state_and_the_ledger_counts_them(artifact: Path) -> None:

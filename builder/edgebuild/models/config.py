@@ -283,7 +283,7 @@ class ModelConfig:
         """Bytes of recurrent state that one sequence takes, over all layers, whatever its length."""
         if self.delta is None:
             return 0
-        extra = 0 if self.flash is None else element_bytes * self.flash.state_elements(self.hidden_size)
+        extra = 0 if self.flash is None else self.flash.state_bytes(self.hidden_size, element_bytes)
         return (self.layers - self.attention_layers) * self.delta.state_bytes(element_bytes) + extra
 
 

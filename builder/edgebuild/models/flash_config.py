@@ -119,9 +119,12 @@ class FlashConfig:
             "conv1d.weight": (wide, 1, ngram.kernel),
         }
 
-    def state_elements(self, hidden: int) -> int:
-        """Convolution columns that one sequence keeps, over all layers; the two token ids are left out."""
-        return 0 if self.ngram is None else len(self.ngram.layers) * self.ngram.window * self.streams * hidden
+    def state_bytes(self, hidden: int, element_bytes: int) -> int:
+        """Convolution columns and token ids (float32) of the n-gram embeddings of one sequence."""
+        if self.ngram is None:
+            return 0
+        columns = self.ngram.window * self.streams * hidden
+        return len(self.ngram.layers) * (element_bytes * columns + 4 * (self.ngram.size - 1))
 
 
 def read_flash(config: Mapping[str, Any], kinds: tuple[str, ...]) -> FlashConfig:

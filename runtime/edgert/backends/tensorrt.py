@@ -7,7 +7,6 @@ launched before the one before it was read. One scratch buffer, fixed addresses,
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -106,7 +105,7 @@ class TensorRTBackend:
             self._device.compute_capability,
             self._device.driver,
             str(trt_module.load(built.flavour).__version__),
-            self._plan_hash(plan),
+            trt_cache.plan_hash(plan),
         )
         cached = trt_cache.load(setup.artifact, self._cache_key)
         self._cached_bytes = len(cached or b"")
@@ -135,6 +134,11 @@ class TensorRTBackend:
         setup, cells = self._setup, list(self._cells.values())
         self._scratch = cuda.DeviceMemory(self._engine.scratch_bytes)
         self._states = {state.input: cuda.DeviceMemory(setup.slots * _slot_bytes(state)) for state in setup.states}
+        # Only a cache is updated in place: the next value of another state has its own memory, copied behind the step.
+        batch = max(each.shape.batch for each in cells)
+        self._following = {
+            state.input: cuda.DeviceMemory(batch * _slot_bytes(state)) for state in setup.states if state.kind != "kv"
+        }
         # row 0: the token that each slot feeds next; row 1: its length
         self._slots = cuda.DeviceMemory(2 * setup.slots * TOKEN_BYTES)
         tiers = np.arange(max(each.shape.tier for each in cells), dtype=np.int64)
@@ -162,17 +166,6 @@ class TensorRTBackend:
 
     def _logits_bytes(self, cell: _Cell) -> int:
         return 4 * cell.shape.batch * cell.shape.logit_rows * self._setup.token_limit
-
-    @staticmethod
-    def _plan_hash(plan: Any) -> str:
-        """From the plan's size and its two ends: it names a cache; the content is guarded by the manifest's hashes."""
-        digest = hashlib.sha256()
-        with plan.open("rb") as file:
-            size = plan.stat().st_size
-            digest.update(str(size).encode() + file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
-        return digest.hexdigest()
 
     # -- warm-up -----------------------------------------------------------------------------------------------------
 
@@ -277,12 +270,19 @@ class TensorRTBackend:
             for state in self._setup.states:
                 address = self._states[state.input].address + first * _slot_bytes(state)
                 context.set_tensor_address(state.input, address)
-                context.set_tensor_address(state.output, address)
+                following = self._following.get(state.input)
+                context.set_tensor_address(state.output, address if following is None else following.address)
             each.bound_slot = first
 
     def _run_engine(self, each: _Cell) -> None:
         if not each.context.execute_async_v3(self._stream.handle):
             raise BackendError(f"{each.cell.label}: TensorRT refused to run: {self._engine.log.last()}")
+        for state in self._setup.states:
+            if state.input in self._following:
+                size = _slot_bytes(state)
+                target = self._states[state.input].address + (each.bound_slot or 0) * size
+                source = self._following[state.input].address
+                self._stream.copy(target, source, each.shape.batch * size, cuda.ON_DEVICE)
 
     def _slot_to_inputs(self, each: _Cell, first: int) -> None:
         """token 0 and length of each row: from where the step before left them."""
@@ -377,7 +377,7 @@ class TensorRTBackend:
             each.context = None
         self._engine.close()
         blocks = (self._scratch, self._slots, self._positions, self._inputs, self._outputs, self._logits)
-        for memory in (*blocks, *self._states.values()):
+        for memory in (*blocks, *self._states.values(), *self._following.values()):
             memory.free()
         for slot in self._ring:
             for pinned in (slot.inputs, slot.outputs, slot.logits):
