@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from common import SHAPES, Exported, copy_bandwidth, export_shape, fill_weights, floor_ms, setup_for
 from edgert.cells import Cell
+from environment import environment
 
 KERNEL_GROUPS = (  # first match names the group
     ("matrix products", ("gemm", "matmul", "cutlass", "xmma", "gemv", "fc_")),
@@ -25,6 +26,8 @@ KERNEL_GROUPS = (  # first match names the group
     ("copies and resets", ("memcpy", "memset", "copy", "slice", "transpose", "permut", "shuffle", "reformat")),
     ("cache update", ("scatter", "kvcache", "kv_cache")),
 )
+
+WHAT = "one decode step or prefill chunk, random weights, float16; step_ms: host one step ahead, waited_ms: it waits"
 
 
 def parse_cell(text: str) -> Cell:
@@ -207,6 +210,24 @@ def run(directory: Path, cells: list[Cell], context: int, count: int, *, eager: 
     return report
 
 
+def rows_of(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """One flat row a cell and mode, for the table in docs/benchmarks.md."""
+    rows = []
+    for label, entry in measured["cells"].items():
+        for mode in ("graph", "eager"):
+            if mode not in entry:
+                continue
+            row = {"shape": measured["shape"], "cell": label, "mode": mode}
+            if "chunk_ms" in entry[mode]:
+                rows.append(row | {"step_ms": entry[mode]["chunk_ms"]})
+                continue
+            ahead, waited = entry[mode]["ahead"], entry[mode]["waited"]
+            row |= {"step_ms": ahead["step_ms"], "p95_ms": ahead["step_p95_ms"], "waited_ms": waited["step_ms"]}
+            row |= {"launch_host_ms": ahead["launch_host_ms"], "floor_ms": entry["floor_ms"]}
+            rows.append(row | {"over_floor": entry[mode]["over_floor"]})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["export", "build", "run"])
@@ -235,9 +256,11 @@ def main() -> None:
     if args.action == "build":
         result = build(args.directory, args.cells, args.min_rows)
     else:
-        result = run(
+        measured = run(
             args.directory, args.cells, args.context, args.steps, eager=not args.no_eager, kernels=args.kernels
         )
+        found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device"))
+        result = {"what": WHAT, **found, "rows": rows_of(measured), "measured": measured}
     text = json.dumps(result, indent=1)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)

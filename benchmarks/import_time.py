@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+from environment import environment
+
 LIMIT_S = 0.3
 STATEMENTS = {
     "interpreter": "pass",
@@ -43,7 +45,13 @@ def main() -> int:
     added = {name: value - base for name, value in measured.items()}
     load = os.getloadavg()[0]
     if options.json:
-        print(json.dumps({"interpreter_s": base, "added_s": added, "limit_s": LIMIT_S, "load": load}))
+        rows = [
+            {"statement": name, "added_s": value, "limit_s": LIMIT_S, "load": load} for name, value in added.items()
+        ]
+        what = (
+            f"median of {options.runs} fresh interpreters, beyond the {base:.3f} s of starting one; limit {LIMIT_S} s"
+        )
+        print(json.dumps({"what": what, **environment("numpy"), "rows": rows}, indent=2))
     else:
         print(f"interpreter {base * 1e3:.0f} ms (load {load:.1f})")
         for name, value in added.items():

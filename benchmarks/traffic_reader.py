@@ -10,14 +10,13 @@ import argparse
 import datetime
 import json
 import os
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from environment import environment
 
 HERE = Path(__file__).resolve().parent
 HEADERS = {
@@ -63,17 +62,6 @@ def write_trace(path: Path, kind: str, rows: int) -> None:
             file.write("\r\n".join(lines) + ("\r\n" if first + count < rows else ""))
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
@@ -95,10 +83,7 @@ def main() -> None:
     record = {
         "what": "edgebuild.traffic.read_traffic on synthetic CSV, one fresh process a format",
         "limits": {"seconds": 60, "peak_rss_bytes": 300_000_000, "rows": 10_000_000},
-        "device": f"{os.cpu_count()} x {processor()}, {platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "commit": commit(),
-        "command": shlex.join(["python", *sys.argv]),
+        **environment("numpy"),
         "date": datetime.date.today().isoformat(),
         "results": results,
     }

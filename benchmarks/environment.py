@@ -1,0 +1,56 @@
+"""Where and how a figure was obtained: the part that every result file has in common. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment(*packages: str, device: str | None = None) -> dict[str, Any]:
+    """device, versions of Python and `packages`, clocks (GPU only), commit and command.
+
+    device: a name that the caller knows better; else the processor.
+    """
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    record: dict[str, Any] = {"device": device or processor(), "versions": versions}
+    if clocks := gpu_clocks():
+        record["clocks"] = clocks
+    return record | {"commit": commit(), "command": " ".join(["python", *sys.argv])}
+
+
+def processor() -> str:
+    """`2 x Intel(R) Xeon(R) Processor, Linux x86_64`."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names) or 1} x {names[0] if names else name}, {platform.system()} {platform.machine()}"
+
+
+def commit() -> str:
+    """Hash of the checkout; "unknown" in a copy without its history."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def gpu_clocks() -> str | None:
+    """Current and highest clocks and the driver, as nvidia-smi gives them; None without one."""
+    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu"
+    try:
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return f"{query}: {result.stdout.strip()}" if result.returncode == 0 else None
