@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import shutil
 import subprocess
@@ -34,10 +35,12 @@ from edgert.manifest import (
 from edgebuild import __version__
 from edgebuild.artifact import ArtifactWriter
 from edgebuild.checkpoint import Checkpoint, match_tensors, open_checkpoint
+from edgebuild.drafter import DrafterWeights, find_drafter
 from edgebuild.engine.targets import can_build_here, device_capability
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
-from edgebuild.plan import ModelShape, Plan, make_plan
+from edgebuild.models.mtp_config import expected_mtp_tensors
+from edgebuild.plan import DrafterShape, ModelShape, Plan, make_plan
 from edgebuild.profile import Profile
 from edgebuild.progress import Stages
 from edgebuild.traffic import Histogram, dump_histogram
@@ -67,17 +70,19 @@ def build(
         config = ModelConfig.from_hf(checkpoint.config)
         _refuse_backend(profile, config)
         left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
-        _refuse_missing_drafter(profile, config, checkpoint)
+        drafter = _find_drafter(profile, config, checkpoint)
     for name in (*checkpoint.skipped, *left_out):
         stages.note(f"left out: {name}")
     with stages.stage("plan"):
-        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells)
+        shape = None if drafter is None else _drafter_shape(drafter, config, checkpoint, profile)
+        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape)
+    drafter = drafter if plan.draft.length else None
     for note in plan.notes:
         stages.note(note)
     place = can_build_here(profile)
     needed = plan.ledger.lines[0].bytes * (1 if profile.backend == "onnxruntime" else 2)
     with ArtifactWriter(output, needed_bytes=needed) as writer:
-        manifest = _write_onnx(writer, profile, config, checkpoint, histogram, plan, model, stages)
+        manifest = _write_onnx(writer, profile, config, checkpoint, drafter, histogram, plan, model, stages)
         if profile.backend != "onnxruntime" and place.possible:
             manifest = _build_engine(writer.directory, writer, manifest, stages)
         with stages.stage("hashes"):
@@ -141,6 +146,7 @@ def _write_onnx(
     profile: Profile,
     config: ModelConfig,
     checkpoint: Checkpoint,
+    drafter: DrafterWeights | None,
     histogram: Histogram,
     plan: Plan,
     model: Path,
@@ -162,8 +168,26 @@ def _write_onnx(
             token_limit=token_limit,
             precision=profile.precision,
             forms=FORMS[profile.backend],
+            drafting=drafter is not None,
             progress=lambda stage, done: report((0.7 if stage == "trace" else 0.7 + 0.3 * done) * (done or 0.01)),
         )
+    draft_tokens: tuple[int, ...] = ()
+    draft_states: tuple[StateSpec, ...] = ()
+    if drafter is not None:
+        with stages.stage("export of the drafter"):
+            from edgebuild.export.mtp import export_mtp
+
+            draft_tokens = drafter.draft_tokens(token_limit, profile.draft.vocabulary)
+            states = export_mtp(
+                config,
+                drafter,
+                writer.directory,
+                cache_tokens=plan.cache_tokens,
+                draft_tokens=draft_tokens,
+                precision=profile.precision,
+                forms=FORMS[profile.backend],
+            ).states
+            draft_states = tuple(StateSpec(s.name, f"{s.name}.out", s.dtype, s.kind, s.shape) for s in states)
     with stages.stage("golden vectors") as report:
         from edgebuild.golden import make_golden
 
@@ -176,7 +200,8 @@ def _write_onnx(
         )
         writer.write_json("golden.json", golden)
     with stages.stage("source hashes"):
-        sources = tuple(SourceEntry(file.name, file.bytes, file.sha256()) for file in checkpoint.files)
+        files = (*checkpoint.files, *(() if drafter is None else drafter.files))
+        sources = tuple(SourceEntry(file.name, file.bytes, file.sha256()) for file in files)
     writer.write("tokenizer.json", tokenizer.tokenizer_json)
     if tokenizer.chat_template is not None:
         writer.write("chat_template.jinja", tokenizer.chat_template)
@@ -218,6 +243,8 @@ def _write_onnx(
         ledger=tuple(LedgerLine(line.label, line.bytes, line.formula) for line in plan.ledger.lines),
         budget_bytes=plan.ledger.device_bytes,
         draft_length=plan.draft.length,
+        draft_vocabulary=len(draft_tokens),
+        draft_states=draft_states,
         traffic=TrafficInfo(histogram.name, histogram.source_sha256, histogram.requests, histogram.attribution),
         files=(),
     )
@@ -298,27 +325,42 @@ def _refuse_backend(profile: Profile, config: ModelConfig) -> None:
     """What is known not to run on a backend stops here, not in its compiler."""
     if config.flash is not None and profile.backend != "onnxruntime":
         raise CheckpointError(
-            f"{config.family} does not run on {profile.backend}: its n-grams are hashed in 64-bit integers",
+            f"{config.family} does not run on {profile.backend}: TensorRT has no exclusive or, which its n-grams are hashed with",
             hint="set `backend: onnxruntime` and `precision: float32` in the profile",
         )
 
 
-def _refuse_missing_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint) -> None:
+def _find_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint) -> DrafterWeights | None:
     """A profile that asks for drafts needs the weights that draft: never a random head, never a silent no."""
-    if not profile.draft.length:
-        return
-    drafters = [name for name in checkpoint.names() if name.startswith("mtp.")]
-    declared = f"config.json declares {config.mtp_layers} MTP layers" if config.mtp_layers else "config.json has no MTP"
-    if not drafters:
+    asked = profile.draft.length
+    if not asked:
+        return None
+    if profile.backend != "onnxruntime":
         raise CheckpointError(
-            f"the profile asks for draft length {profile.draft.length}, but the checkpoint has no mtp.* tensor "
-            f"({declared})",
-            hint="set draft.length to 0 in the profile, or use a checkpoint with MTP weights",
+            f"the profile asks for draft length {asked}, drafting is not built yet for {profile.backend}",
+            hint="set draft.length to 0 in the profile",
         )
-    raise CheckpointError(
-        f"the checkpoint has {len(drafters)} mtp.* tensors, but drafting is not built yet in edgebuild {__version__}",
-        hint="set draft.length to 0 in the profile",
-    )
+    drafter = find_drafter(checkpoint, config, profile.drafter)
+    if drafter is None:
+        declared = (
+            f"config.json declares {config.mtp_layers} MTP layers" if config.mtp_layers else "its config has no MTP"
+        )
+        raise CheckpointError(
+            f"the profile asks for draft length {asked}, but the checkpoint has no mtp.* tensor ({declared})",
+            hint="give a head with --mtp FILE (edgebuild train-mtp makes one), or set draft.length to 0",
+        )
+    return drafter
+
+
+def _drafter_shape(
+    drafter: DrafterWeights, config: ModelConfig, checkpoint: Checkpoint, profile: Profile
+) -> DrafterShape:
+    limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
+    drafted = min(limit, profile.draft.vocabulary or limit)
+    tables = 1 if config.tie_word_embeddings else 2
+    own = sum(math.prod(shape) for shape in expected_mtp_tensors(config).values())
+    kv = 2 * config.kv_heads * config.head_dim
+    return DrafterShape(own + tables * drafted * config.hidden_size, kv, drafter.acceptance)
 
 
 def _identity(checkpoint: Checkpoint, sources: Sequence[SourceEntry]) -> str:
