@@ -51,7 +51,8 @@ def checkpoint(demo_gguf: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def engine(demo: Demo) -> Iterator[Engine]:
-    with Engine.load(demo.artifact) as running:
+    # one thread: two wait for each other at every operator, 4 x slower in all where other processes want the cores
+    with Engine.load(demo.artifact, threads=1) as running:
         yield running
 
 
