@@ -81,8 +81,8 @@ class AsyncEngine:
         """Submit, and wait for the end."""
         return await result(self.submit(prompt, chat=chat, **request))
 
-    def snapshot(self) -> EngineSnapshot:
-        return self.engine.snapshot()
+    def metrics(self) -> EngineSnapshot:
+        return self.engine.metrics()
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)

@@ -22,13 +22,18 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from edgert.errors import BackendError, EdgertError, QueueFull, RequestError
+from edgert.guards.guard import POLL_S
 from edgert.handles import Completion, Delta, Handle
 from edgert.loading import Runtime, open_runtime, plan_loading
 from edgert.metrics import EngineSnapshot
+from edgert.observe import Observer
 from edgert.output import Output, StopText, TokenText
 from edgert.requests import Request
 from edgert.sampling import SamplingParams
 from edgert.worker import Worker
+
+# How often an idle engine looks at its device, so that metrics() is not hours old.
+IDLE_POLL_S = 10.0
 
 Prompt: TypeAlias = str | Sequence[int]
 Chat: TypeAlias = str | Sequence[Mapping[str, str]]
@@ -143,13 +148,13 @@ class Engine(AbstractContextManager["Engine"]):
     def context_tokens(self) -> int:
         return self._runtime.limits.context_tokens
 
-    def snapshot(self) -> EngineSnapshot:
-        """Queues and counters as of the last step."""
-        return self._loop.snapshot()
+    def metrics(self) -> EngineSnapshot:
+        """Queues and counters as of the last step, the device as of the last second. See metrics.prometheus_text."""
+        return self._loop.metrics()
 
     def describe(self) -> Mapping[str, Any]:
-        """The backend's versions and device, as read when it was loaded."""
-        return self._runtime.description
+        """The backend's versions and device, what the guards go by, and `warnings`; at most a second old."""
+        return self._loop.describe()
 
     def close(self) -> None:
         """End everything that runs as cancelled, free the backend, join the thread. Twice does nothing."""
@@ -217,6 +222,7 @@ class _Loop:
         self._waiting = 0  # requests in the worker's queue as of the last step
         self._rejected = 0
         self._snapshot: EngineSnapshot | None = None
+        self._observer: Observer | None = None
 
     def add(self, output: Output) -> None:
         with self._changed:
@@ -224,7 +230,7 @@ class _Loop:
                 state = "closed" if self._closing else self.state
                 raise BackendError(f"the engine is {state}: {self.error}" if self.error else f"the engine is {state}")
             # A free slot takes the first of them at once: the bound is on those that wait beyond the slots.
-            limit = self.runtime.queue_limit + self.snapshot().free_slots
+            limit = self.runtime.queue_limit + self.metrics().free_slots
             waiting = self._waiting + len(self._added)
             if waiting >= limit:
                 self._rejected += 1
@@ -241,7 +247,10 @@ class _Loop:
         with self._changed:
             self._rejected += 1
 
-    def snapshot(self) -> EngineSnapshot:
+    def describe(self) -> Mapping[str, Any]:
+        return self.runtime.description if self._observer is None else self._observer.description
+
+    def metrics(self) -> EngineSnapshot:
         snapshot = self._snapshot
         if snapshot is None:
             raise BackendError("the engine is not loaded")
@@ -263,12 +272,24 @@ class _Loop:
             self.ready.set()
             return
         runtime = self.runtime
-        worker = runtime.worker(self._clock)
-        self._publish(worker, "ready")
+        try:
+            worker = runtime.worker(self._clock)
+            self._observer = observer = Observer(runtime, worker, self._clock)
+            observer.look()
+            self._publish(worker, "ready")
+        except Exception as error:
+            self.error = error
+            self.state = "failed"
+            runtime.backend.close()
+            self.ready.set()
+            return
         self.ready.set()
+        # who has a result finds it in metrics() too
+        worker.on_end = lambda: self._publish(worker, self.state)
         try:
             while self._take(worker):
                 worker.step()
+                observer.look()
                 self._publish(worker, "ready")
             worker.stop()
         except Exception as error:
@@ -279,9 +300,16 @@ class _Loop:
             self._publish(worker, "closed")
 
     def _take(self, worker: Worker) -> bool:
-        """Hand new commands to the worker; wait while there is nothing to do. False: close."""
+        """Hand new commands to the worker; wait while there is nothing to do. False: close.
+
+        With a guard the wait ends by itself now and then, so that it looks at the device.
+        """
+        held = worker.held
+        idle_s = None if worker.guard is None else POLL_S if held else IDLE_POLL_S
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._added or self._cancelled or worker.busy)
+            self._changed.wait_for(
+                lambda: self._closing or self._added or self._cancelled or (worker.busy and not held), idle_s
+            )
             added, self._added = self._added, deque()
             cancelled, self._cancelled = self._cancelled, deque()
             self._waiting = worker.waiting + len(added)
@@ -308,34 +336,12 @@ class _Loop:
         self._publish(worker, "failed")
 
     def _publish(self, worker: Worker, state: str) -> None:
-        waiting, prefilling, decoding, free = worker.queues
-        counters = worker.counters
+        observer = self._observer
         with self._changed:
             self.state = state
-            self._waiting = waiting
-            self._snapshot = EngineSnapshot(
-                state=state,
-                waiting=waiting,
-                prefilling=prefilling,
-                decoding=decoding,
-                free_slots=free,
-                launches=dict(counters.launches),
-                prompt_tokens=counters.prompt_tokens,
-                padded_prompt_tokens=counters.padded_prompt_tokens,
-                output_tokens=counters.output_tokens,
-                decode_rows=counters.decode_rows,
-                idle_rows=counters.idle_rows,
-                discarded_rows=counters.discarded_rows,
-                draft_proposed=counters.draft_proposed,
-                draft_accepted=counters.draft_accepted,
-                finished=dict(counters.finished),
-                rejected=self._rejected,
-                memory_bytes=self.runtime.memory_bytes,
-                acceptance={task or "": each.to_json() for task, each in worker.drafts.by_task.items()},
-                draft_lengths=worker.drafts.control.lengths(),
-                draft_switched_off=worker.drafts.control.switched_off,
-                draft_switched_on=worker.drafts.control.switched_on,
-            )
+            self._waiting = worker.waiting
+            if observer is not None:
+                self._snapshot = observer.snapshot(state, self._rejected)
 
 
 def _stop_matcher(stops: Sequence[str]) -> StopText:

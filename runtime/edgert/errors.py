@@ -56,6 +56,10 @@ class QueueFull(RequestError):
     exit_code = 8
 
 
+class MemoryShort(QueueFull):
+    """Admission would touch the memory that is left to the system; the same request may succeed later."""
+
+
 class KvWriteError(EdgertError):
     """Position, length and slot of a launch disagree with the host's record: a fault of this program, not the user."""
 

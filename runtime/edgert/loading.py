@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ from edgert.backends import resolve
 from edgert.backends.base import Backend, Setup
 from edgert.cells import Cell
 from edgert.config import RuntimeConfig, load_config
-from edgert.errors import BackendError, ConfigError
 from edgert.drafting import DraftControl
+from edgert.errors import BackendError, ConfigError
 from edgert.golden import Golden, check_golden, load_golden
-from edgert.hostmemory import available_bytes
+from edgert.guards.detect import detect_sensors
+from edgert.guards.guard import Guard, GuardLimits
+from edgert.guards.readings import Sensors
+from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
 from edgert.policy import Ratio
@@ -43,6 +46,8 @@ class Runtime:
     vocabulary_size  prompt ids lie below it; token_limit: sampled ids do
     text             None: ids only
     draft_control    the backend drafts, and a fresh one of these says how much
+    memory_phases    bytes in use after each phase of the load
+    guard            makes the guard, from the time now; None: nothing is guarded
     """
 
     backend: Backend
@@ -58,6 +63,8 @@ class Runtime:
     memory_bytes: Mapping[str, int]
     drafter: Drafter | None = None
     draft_control: Callable[[], DraftControl] | None = None
+    memory_phases: Mapping[str, int] = field(default_factory=dict)
+    guard: Callable[[float], Guard] | None = None
 
     def worker(self, clock: Callable[[], float]) -> Worker:
         table = SlotTable(
@@ -74,6 +81,7 @@ class Runtime:
             clock=clock,
             drafter=self.drafter,
             draft_control=None if self.draft_control is None else self.draft_control(),
+            guard=None if self.guard is None else self.guard(clock()),
         )
 
 
@@ -135,7 +143,15 @@ def open_runtime(loading: Loading) -> Runtime:
         manifest=manifest,
     )
     backend = resolve(manifest.backend.name)(setup)
+    phases: dict[str, int] = {}
+
+    def mark(phase: str) -> None:
+        used = used_bytes(backend)
+        if used is not None:
+            phases[phase] = used
+
     try:
+        mark("opened")
         limits = Limits(
             cells=loading.cells,
             slots=slots,
@@ -148,10 +164,12 @@ def open_runtime(loading: Loading) -> Runtime:
         )
         if config.warm_up:
             backend.warm_up()
+            mark("warmed_up")
         if loading.golden is not None:
             check_golden(
                 backend, loading.golden, cells=loading.cells, slots=slots, context_tokens=config.context_tokens
             )
+            mark("checked")
         return Runtime(
             backend=backend,
             limits=limits,
@@ -164,10 +182,40 @@ def open_runtime(loading: Loading) -> Runtime:
             text=loading.text,
             description=backend.describe(),
             memory_bytes=backend.memory(),
+            memory_phases=phases,
+            guard=lambda now_s: make_guard(manifest, config, now_s),
         )
     except BaseException:
         backend.close()
         raise
+
+
+def used_bytes(backend: Backend) -> int | None:
+    """Memory in use now: the device's where the backend measures it, the process's else."""
+    return backend.memory().get("device_used") or resident_bytes()
+
+
+def make_guard(manifest: Manifest, config: RuntimeConfig, now_s: float, *, sensors: Sensors | None = None) -> Guard:
+    """The guard of this artifact on this machine. sensors: None = those that the machine has.
+
+    On the CPU the cache's pages are taken from the system when a slot is first used, so one more sequence counts with
+    a slot's bytes; a GPU backend holds them from the start.
+    """
+    gpu = manifest.backend.name != "onnxruntime"
+    limits = GuardLimits(
+        slots=config.slots,
+        soft_temperature_c=config.soft_temperature_c,
+        hard_temperature_c=config.hard_temperature_c,
+        power_mode=config.power_mode,
+        memory_margin_fraction=config.memory_margin_fraction,
+        slot_bytes=0 if gpu else slot_bytes(manifest),
+    )
+    return Guard(sensors or detect_sensors(gpu=gpu), limits, now_s)
+
+
+def slot_bytes(manifest: Manifest) -> int:
+    """Bytes of one slot's states."""
+    return sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in manifest.states)
 
 
 def require_memory(manifest: Manifest, config: RuntimeConfig, available: int | None) -> None:
@@ -178,7 +226,7 @@ def require_memory(manifest: Manifest, config: RuntimeConfig, available: int | N
     """
     if available is None or manifest.backend.name != "onnxruntime":
         return
-    per_slot = sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in manifest.states)
+    per_slot = slot_bytes(manifest)
     lines = [line for line in manifest.ledger if line.label not in OPTIONAL_LINES]
     needed = sum(line.bytes for line in lines) - (manifest.slots - config.slots) * per_slot
     if needed > available:

@@ -13,6 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgert.guards.readings import DeviceReading
+from edgert.histogram import REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram, HistogramSnapshot
+from edgert.prometheus import prometheus_text
+
+__all__ = ["Counters", "EngineSnapshot", "RequestMetrics", "Usage", "percentile", "prometheus_text"]
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -105,16 +111,25 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class EngineSnapshot:
-    """The engine at one moment: queues now, counters since it was loaded.
+    """The engine at one moment: queues now, counters since it was loaded. What is unknown is None, or not in a mapping.
 
+    slots            sequences that can be held; slot_limit: how many the thermal guard lets be active now
+    admission_open   False while a guard lets nothing new start
     launches         steps by cell label
     prompt_tokens    launched in prefill chunks; padded_prompt_tokens: rows of those chunks that carried nothing
     output_tokens    delivered
     decode_rows      batch rows launched in decode; idle_rows: those that were padding; discarded_rows: results that
                      came for a request which had finished (the price of running ahead)
-    draft_*          proposed and accepted drafts
+    draft_*          proposed and accepted drafts; *_by_task: by (task, position), position 1 is the first draft
     finished         requests by finish reason
     rejected         requests refused at the door
+    queue_wait, ttft, tpot, itl   histograms; itl.max_s is the longest gap
+    graph_launches, eager_launches   None where the backend has no graphs
+    memory_bytes     by part, as the backend measured at load
+    memory_phases    most bytes in use (device, or process) by phase: opened, warmed_up, checked, prefill, decode
+    device           the guard's latest reading; None without a guard
+    throttle_events  by reason, counted when one begins
+    guard_changes    changes of what the thermal guard allows
     acceptance       task ("" = none given) → drafting.Acceptance as JSON
     draft_lengths    task → batch → drafts a step now; draft_switched_off, _on: how often that fell to 0, and rose again
     """
@@ -124,6 +139,9 @@ class EngineSnapshot:
     prefilling: int
     decoding: int
     free_slots: int
+    slots: int
+    slot_limit: int
+    admission_open: bool
     launches: Mapping[str, int]
     prompt_tokens: int
     padded_prompt_tokens: int
@@ -133,9 +151,21 @@ class EngineSnapshot:
     discarded_rows: int
     draft_proposed: int
     draft_accepted: int
+    draft_proposed_by_task: Mapping[tuple[str, int], int]
+    draft_accepted_by_task: Mapping[tuple[str, int], int]
     finished: Mapping[str, int]
     rejected: int
+    queue_wait: HistogramSnapshot
+    ttft: HistogramSnapshot
+    tpot: HistogramSnapshot
+    itl: HistogramSnapshot
+    graph_launches: int | None
+    eager_launches: int | None
     memory_bytes: Mapping[str, int]
+    memory_phases: Mapping[str, int]
+    device: DeviceReading | None
+    throttle_events: Mapping[str, int]
+    guard_changes: int
     acceptance: Mapping[str, Any] = field(default_factory=dict)
     draft_lengths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     draft_switched_off: int = 0
@@ -156,3 +186,19 @@ class Counters:
     discarded_rows: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
+    queue_wait: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    ttft: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    tpot: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS_S))
+    itl: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS_S))
+
+    def delivered(self, tokens: int, arrival_s: float, previous_s: float | None, now_s: float) -> None:
+        """Record one step's tokens of one request. previous_s: when its latest token came, None = these are first."""
+        self.output_tokens += tokens
+        if not tokens:
+            return
+        if previous_s is None:
+            self.ttft.observe(now_s - arrival_s)
+        else:
+            self.itl.observe(now_s - previous_s)
+        for _ in range(tokens - 1):  # tokens of one step share a moment
+            self.itl.observe(0.0)

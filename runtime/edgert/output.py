@@ -46,6 +46,11 @@ class Output:
     def tokens(self) -> Sequence[int]:
         return self._tokens
 
+    @property
+    def latest_s(self) -> float | None:
+        """When the latest token came."""
+        return self._times[-1] if self._times else None
+
     def push(self, tokens: Sequence[int], *, ends_with_stop_token: bool, now_s: float) -> bool:
         """Take the tokens of one step; true when a stop string matched. The delta goes out with `finish` then.
 
@@ -74,9 +79,18 @@ class Output:
         self._pending = Delta("", ())
 
     def finish(
-        self, reason: FinishReason, *, matched: bool, now_s: float, error: Exception | None = None
+        self,
+        reason: FinishReason,
+        *,
+        matched: bool,
+        now_s: float,
+        error: Exception | None = None,
+        before: Callable[[Completion], None] | None = None,
     ) -> Completion:
-        """End the request: the last delta carries the text held back (nothing after a matched stop string)."""
+        """End the request: the last delta carries the text held back (nothing after a matched stop string).
+
+        before: gets the completion before the caller does.
+        """
         rest = "" if matched or reason == "error" else self._flush()
         self._text.append(rest)
         last = Delta(self._pending.text + rest, self._pending.token_ids, reason)
@@ -91,6 +105,8 @@ class Output:
             usage=usage,
         )
         completion = Completion("".join(self._text), tuple(self._tokens), reason, usage, metrics)
+        if before is not None:
+            before(completion)
         self.handle._finish(last, completion, error)
         return completion
 

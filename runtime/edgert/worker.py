@@ -12,12 +12,18 @@ from typing import Protocol
 
 from edgert.backends.base import Backend, StepInputs, StepOutputs, Ticket
 from edgert.drafting import DraftBook, DraftControl
+from edgert.errors import MemoryShort
+from edgert.guards.guard import Guard
+from edgert.handles import Completion
 from edgert.metrics import Counters
 from edgert.output import Output
 from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Request, Waiting
 from edgert.scheduler import CollectPlan, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
+
+# How long a request waits for memory that nothing of ours will give back, because nothing of ours runs.
+MEMORY_PATIENCE_S = 5.0
 
 
 class Drafter(Protocol):
@@ -52,9 +58,15 @@ class Worker:
         clock: Callable[[], float],
         drafter: Drafter | None = None,
         draft_control: DraftControl | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """drafter: on the host. draft_control: the backend has a drafter, and this says how much it drafts."""
+        """drafter: on the host. draft_control: the backend has a drafter, and this says how much it drafts. guard: is
+        asked before anything is admitted."""
         self.counters = Counters()
+        self.guard = guard
+        self.last_kind: str | None = None  # of the latest launch: "prefill" or "decode"
+        self.on_end: Callable[[], None] = _nothing  # called when a request has ended, before its caller knows
+        self._short_since: float | None = None
         self.drafts = DraftBook(draft_control or DraftControl(0))
         self._backend = backend
         self._limits = limits
@@ -84,6 +96,12 @@ class Worker:
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._active or self._flying)
+
+    @property
+    def held(self) -> bool:
+        """Requests wait for a guard and nothing runs: a step changes nothing before the guard looks again."""
+        refused = self.guard is not None and self.guard.verdict.refusal is not None
+        return refused and bool(self._waiting) and not self._active and not self._flying
 
     @property
     def waiting(self) -> int:
@@ -134,13 +152,31 @@ class Worker:
             self._end(Finished(output.request, reason, error))
 
     def _admit(self) -> None:
-        while self._waiting and self._slots.free:
+        """Give waiting requests their slots, as far as the guard lets: it never touches what runs."""
+        active = self._slots.usable if self.guard is None else self._ask(self.guard)
+        while self._waiting and self._slots.free and len(self._active) < active:
             waiting = self._waiting.popleft()
             slot = self._slots.take(waiting.request.id)
             self._backend.reset_slot(slot)
             self.drafts.admit(slot, waiting.request.task)
             self._active[slot] = waiting.admit(slot)
-            self._outputs[waiting.request.id].admitted_s = self._clock()
+            now = self._clock()
+            self._outputs[waiting.request.id].admitted_s = now
+            self.counters.queue_wait.observe(now - waiting.request.arrival_s)
+
+    def _ask(self, guard: Guard) -> int:
+        """Sequences that may be active. What waits for memory that nothing of ours could give back is refused."""
+        now = self._clock()
+        verdict = guard.poll(now)
+        if not verdict.memory_short or self._active or self._flying or not self._waiting:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= MEMORY_PATIENCE_S:
+            error = MemoryShort(f"not admitted: {verdict.refusal}", hint="free memory on this machine, or try later")
+            for waiting in tuple(self._waiting):
+                self._end(Finished(waiting.request, "error", error))
+        return 0 if verdict.refusal is not None else verdict.active_slots
 
     def _propose(self, decoding: Sequence[Decoding]) -> dict[int, tuple[int, ...]]:
         proposals = {}
@@ -203,6 +239,7 @@ class Worker:
             self.drafts.launched(step.first_slot + row, primed=step.prime)
         self._flying.append(Launched(step, ticket, rows, samples, drafts))
         self.counters.launches[step.cell.label] += 1
+        self.last_kind = step.cell.kind
 
     def _collect(self) -> None:
         """Read the oldest step in flight. Rows whose request has ended meanwhile are discarded."""
@@ -235,8 +272,9 @@ class Worker:
         tokens, at_stop_token = cut(state.request, state.outputs, outcome.tokens)
         after = state.collect(outcome.accepted, outcome.tokens[-1])
         self._active[state.slot] = after
-        matched = output.push(tokens, ends_with_stop_token=at_stop_token, now_s=self._clock())
-        self.counters.output_tokens += len(tokens)
+        before, now = output.latest_s, self._clock()
+        matched = output.push(tokens, ends_with_stop_token=at_stop_token, now_s=now)
+        self.counters.delivered(len(tokens), state.request.arrival_s, before, now)
         if at_stop_token or matched:
             self._end(Finished(state.request, "stop"), matched=matched)
         elif after.outputs >= state.request.params.max_tokens or after.length >= self._limits.context_tokens:
@@ -254,4 +292,15 @@ class Worker:
                 self.drafts.release(slot)
         output = self._outputs.pop(request.id)
         self.counters.finished[finished.reason] += 1
-        output.finish(finished.reason, matched=matched, now_s=self._clock(), error=finished.error)
+        output.finish(
+            finished.reason, matched=matched, now_s=self._clock(), error=finished.error, before=self._completed
+        )
+
+    def _completed(self, completion: Completion) -> None:
+        if completion.metrics.tpot_ms is not None:
+            self.counters.tpot.observe(completion.metrics.tpot_ms / 1e3)
+        self.on_end()
+
+
+def _nothing() -> None:
+    """No observer."""

@@ -55,7 +55,7 @@ def test_a_cancelled_request_frees_its_slot_for_the_next(engine: Engine) -> None
         handle.cancel()
     assert waiting.result(60).finish_reason == "length"
     assert {handle.result(60).finish_reason for handle in handles} <= {"cancelled", "length"}
-    assert engine.snapshot().free_slots == 4
+    assert engine.metrics().free_slots == 4
 
 
 def test_an_empty_prompt_fails_alone_while_another_streams(engine: Engine) -> None:

@@ -48,7 +48,7 @@ def test_every_length_around_a_chunk_boundary_equals_transformers_alone_and_four
     handles = [engine.submit(prompt, max_tokens=NEW, ignore_eos=True) for prompt in prompts]
     assert [list(handle.result(300).token_ids) for handle in handles] == expected
     assert [list(engine.complete(prompt, max_tokens=NEW, ignore_eos=True).token_ids) for prompt in prompts] == expected
-    labels = engine.snapshot().launches
+    labels = engine.metrics().launches
     assert any(label.startswith("decode-4x") for label in labels), labels  # they did run four at a time
 
 
@@ -56,7 +56,7 @@ def test_every_length_around_a_chunk_boundary_equals_transformers_alone_and_four
 def test_no_chunk_is_empty(engine: Engine, length: int) -> None:
     def prefill_rows() -> dict[int, int]:
         rows: dict[int, int] = {}
-        for label, count in engine.snapshot().launches.items():
+        for label, count in engine.metrics().launches.items():
             found = re.match(r"prefill-(\d+)@", label)
             if found:
                 rows[int(found[1])] = rows.get(int(found[1]), 0) + count

@@ -99,7 +99,7 @@ def test_twenty_greedy_runs_equal_transformers_alone_and_four_interleaved(
     expected = generated(reference, prompts)
     handles = [engine.submit(prompt, max_tokens=NEW, ignore_eos=True) for prompt in prompts]
     assert [list(handle.result(500).token_ids) for handle in handles] == expected
-    assert any(label.startswith("decode-4x") for label in engine.snapshot().launches)
+    assert any(label.startswith("decode-4x") for label in engine.metrics().launches)
     assert [list(engine.complete(prompt, max_tokens=NEW, ignore_eos=True).token_ids) for prompt in prompts] == expected
 
 

@@ -215,6 +215,7 @@ def make_runtime(
     ratio: Ratio | None = None,
     text: Any = None,
     drafter: Any = None,
+    guard: Any = None,
     **backend: Any,
 ) -> Runtime:
     """A Runtime on a FakeBackend, for Engine(lambda: runtime) or runtime.worker(clock)."""
@@ -236,4 +237,5 @@ def make_runtime(
         description=fake.describe(),
         memory_bytes=fake.memory(),
         drafter=drafter,
+        guard=guard,
     )

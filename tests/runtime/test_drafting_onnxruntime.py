@@ -254,7 +254,7 @@ def test_greedy_ids_with_drafts_equal_those_without(
             result = handle.result()
             assert list(result.token_ids) == answers[prompt], len(prompt)
             assert result.finish_reason == "length"
-        found = engine.snapshot().acceptance["toy"]
+        found = engine.metrics().acceptance["toy"]
     if drafter == "right":
         assert found["acceptance"] == 1.0
         assert found["mean_accepted_length"] > 1 + 0.7 * length  # steps near an end verify fewer
@@ -308,7 +308,7 @@ def test_a_drafter_that_loses_is_switched_off_and_the_answer_stays(
     with make_engine(toy, 4, forge=Forger(answers, PATTERNS["wrong"]), costs_ms=costs) as engine:
         for _ in range(16):
             assert list(engine.submit(list(prompt), max_tokens=14, task="toy").result().token_ids) == answers[prompt]
-        snapshot = engine.snapshot()
+        snapshot = engine.metrics()
     assert snapshot.draft_switched_off >= 1
     assert snapshot.draft_lengths["toy"][1] == 0
     assert snapshot.acceptance["toy"]["acceptance"] == 0.0

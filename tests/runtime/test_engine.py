@@ -68,7 +68,7 @@ def test_an_empty_prompt_fails_alone_while_another_stream_runs(bad: Any) -> None
             engine.submit(bad)
         rest = [token for delta in stream for token in delta.token_ids]
         assert [*first.token_ids, *rest] == greedy(prompt_of(20), 40)
-        assert engine.snapshot().rejected == 1
+        assert engine.metrics().rejected == 1
 
 
 def test_prompt_ids_reach_to_the_embedding_rows_and_sampled_ids_to_the_tokenizer() -> None:
@@ -120,8 +120,8 @@ def test_a_stop_token_ends_the_output_and_is_its_last_id(run_ahead: int) -> None
         done = engine.complete(prompt_of(10), max_tokens=30)
         assert (list(done.token_ids), done.finish_reason) == (expected, "stop")
         assert list(engine.complete(prompt_of(10), max_tokens=30, ignore_eos=True).token_ids) == free
-        assert engine.snapshot().discarded_rows == run_ahead
-        assert engine.snapshot().free_slots == 4
+        assert engine.metrics().discarded_rows == run_ahead
+        assert engine.metrics().free_slots == 4
 
 
 def test_cancel_ends_a_stream_and_frees_its_slot() -> None:
@@ -183,7 +183,7 @@ def test_a_backend_failure_ends_every_request_with_that_error_and_the_engine_say
         with pytest.raises(BackendError, match=r"engine is failed.*fell off the bus"):
             engine.submit([1])
         assert engine.state == "failed"
-        assert engine.snapshot().finished == {"error": 4}
+        assert engine.metrics().finished == {"error": 4}
         engine.close()
         assert backend.closed
 
@@ -214,7 +214,7 @@ def test_the_queue_has_a_bound_and_says_so() -> None:
     with running(slots=1, queue_limit=2, on_launch=on_launch) as (engine, _):
         first = engine.submit([1], max_tokens=2)
         for _ in range(1000):
-            if engine.snapshot().prefilling + engine.snapshot().decoding:
+            if engine.metrics().prefilling + engine.metrics().decoding:
                 break
             threading.Event().wait(0.005)
         handles = [first]
@@ -269,7 +269,7 @@ def test_metrics_follow_the_definitions() -> None:
         assert metrics.ttft_ms is not None
         assert metrics.tpot_ms == pytest.approx(sum(metrics.itl_ms) / 4)
         assert metrics.queue_ms + metrics.prefill_ms == pytest.approx(metrics.ttft_ms)
-        snapshot = engine.snapshot()
+        snapshot = engine.metrics()
         assert (snapshot.prompt_tokens, snapshot.padded_prompt_tokens, snapshot.output_tokens) == (20, 44, 5)
 
 

@@ -121,7 +121,7 @@ def test_greedy_ids_equal_transformers_around_every_chunk_boundary_alone_and_int
         alone = [list(engine.complete(prompt, max_tokens=8).token_ids) for prompt in prompts]
         handles = [engine.submit(prompt, max_tokens=8) for prompt in prompts]
         together = [list(handle.result(60).token_ids) for handle in handles]
-        assert max(engine.snapshot().launches) >= "decode-4x1"
+        assert max(engine.metrics().launches) >= "decode-4x1"
     assert alone == expected
     assert together == expected
 
@@ -176,7 +176,7 @@ def test_drafts_change_the_number_of_steps_and_not_the_tokens(setup: Setup, wron
         expected = plain.complete(prompt, max_tokens=24)
     with make_engine(setup, Script(expected.token_ids, wrong=wrong)) as engine:
         done = engine.complete(prompt, max_tokens=24)
-        launches = sum(count for label, count in engine.snapshot().launches.items() if label.startswith("decode"))
+        launches = sum(count for label, count in engine.metrics().launches.items() if label.startswith("decode"))
     assert done.token_ids == expected.token_ids
     assert 0 < done.usage.draft_accepted <= done.usage.draft_proposed
     assert (done.usage.draft_accepted == done.usage.draft_proposed) is not wrong

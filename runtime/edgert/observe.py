@@ -1,0 +1,91 @@
+"""What is seen of a running engine from outside: its snapshot after each step, and a closer look once a second.
+
+Used on the engine's thread. The closer look asks the backend and the system; the snapshot only copies numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgert.loading import Runtime, used_bytes
+from edgert.metrics import EngineSnapshot
+from edgert.worker import Worker
+
+LOOK_S = 1.0
+
+
+class Observer:
+    def __init__(self, runtime: Runtime, worker: Worker, clock: Callable[[], float]) -> None:
+        self.description: Mapping[str, Any] = runtime.description
+        self._runtime = runtime
+        self._worker = worker
+        self._clock = clock
+        self._phases = dict(runtime.memory_phases)
+        self._cells_seen = 0
+        self._next_s = float("-inf")
+
+    def snapshot(self, state: str, rejected: int) -> EngineSnapshot:
+        """The engine now: copies numbers and asks nobody."""
+        worker, counters = self._worker, self._worker.counters
+        waiting, prefilling, decoding, free = worker.queues
+        guard, drafts = worker.guard, worker.drafts
+        return EngineSnapshot(
+            state=state,
+            waiting=waiting,
+            prefilling=prefilling,
+            decoding=decoding,
+            free_slots=free,
+            slots=self._runtime.slots,
+            slot_limit=guard.verdict.active_slots if guard else self._runtime.slots,
+            admission_open=guard is None or guard.verdict.refusal is None,
+            launches=dict(counters.launches),
+            prompt_tokens=counters.prompt_tokens,
+            padded_prompt_tokens=counters.padded_prompt_tokens,
+            output_tokens=counters.output_tokens,
+            decode_rows=counters.decode_rows,
+            idle_rows=counters.idle_rows,
+            discarded_rows=counters.discarded_rows,
+            draft_proposed=counters.draft_proposed,
+            draft_accepted=counters.draft_accepted,
+            draft_proposed_by_task=_by_position({task: each.proposed for task, each in drafts.by_task.items()}),
+            draft_accepted_by_task=_by_position({task: each.accepted for task, each in drafts.by_task.items()}),
+            acceptance={task or "": each.to_json() for task, each in drafts.by_task.items()},
+            draft_lengths=drafts.control.lengths(),
+            draft_switched_off=drafts.control.switched_off,
+            draft_switched_on=drafts.control.switched_on,
+            finished=dict(counters.finished),
+            rejected=rejected,
+            queue_wait=counters.queue_wait.snapshot(),
+            ttft=counters.ttft.snapshot(),
+            tpot=counters.tpot.snapshot(),
+            itl=counters.itl.snapshot(),
+            graph_launches=self.description.get("graph_replays"),
+            eager_launches=self.description.get("eager_launches"),
+            memory_bytes=self._runtime.memory_bytes,
+            memory_phases=dict(self._phases),
+            device=guard.reading if guard else None,
+            throttle_events=dict(guard.throttle_events) if guard else {},
+            guard_changes=guard.changes if guard else 0,
+        )
+
+    def look(self) -> None:
+        """The closer look, when it is due or a cell has run for the first time: memory peaks then."""
+        worker = self._worker
+        if len(worker.counters.launches) == self._cells_seen and self._clock() < self._next_s:
+            return
+        self._cells_seen = len(worker.counters.launches)
+        self._next_s = self._clock() + LOOK_S
+        backend = self._runtime.backend
+        described = backend.describe()
+        if worker.guard is not None:
+            described = {**described, "guards": worker.guard.describe(), "warnings": list(worker.guard.warnings)}
+        self.description = described
+        used = used_bytes(backend)
+        if used is not None and worker.last_kind is not None:
+            self._phases[worker.last_kind] = max(used, self._phases.get(worker.last_kind, 0))
+
+
+def _by_position(counts: Mapping[str | None, Sequence[int]]) -> dict[tuple[str, int], int]:
+    """(task, position) → count; position 1 is the first draft."""
+    return {(task or "", at): count for task, each in counts.items() for at, count in enumerate(each, 1)}
