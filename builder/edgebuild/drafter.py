@@ -16,6 +16,7 @@ from edgebuild.checkpoint import Checkpoint, SourceFile
 from edgebuild.checkpoint.safetensors_header import read_header
 from edgebuild.errors import CheckpointError
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.mtp_config import PREFIX, expected_mtp_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,14 @@ class DrafterWeights:
         """What the artifact depends on beyond the checkpoint's files."""
         return () if self.sidecar is None else (SourceFile.at(self.sidecar),)
 
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Held-out acceptance by position, the mean over tasks; () where the card does not say."""
+        sets = self.card.get("acceptance")
+        tasks: Mapping[str, Any] = next(iter(sets.values()), {}) if isinstance(sets, dict) else {}
+        rates = [entry["acceptance"] for entry in tasks.values()]
+        return tuple(sum(column) / len(column) for column in zip(*rates, strict=False))
+
     def draft_tokens(self, token_limit: int, count: int | None) -> tuple[int, ...]:
         """Ids that may be drafted, ascending: the `count` most used of the sidecar's list; all without a list."""
         if count is None or count >= token_limit:
@@ -75,8 +84,6 @@ def find_drafter(checkpoint: Checkpoint, config: ModelConfig, sidecar: Path | No
 
     A sidecar goes before the checkpoint's own tensors. Never a random head: each tensor is there in its shape.
     """
-    from edgebuild.models.mtp import expected_mtp_tensors
-
     expected = expected_mtp_tensors(config)
     if sidecar is not None:
         if not Path(sidecar).is_file():
@@ -112,7 +119,7 @@ def load_mtp(drafter: DrafterWeights, config: ModelConfig, dtype: torch.dtype) -
     """The module with its weights in `dtype`: the reference for tests."""
     import torch
 
-    from edgebuild.models.mtp import PREFIX, Mtp
+    from edgebuild.models.mtp import Mtp
 
     mtp = Mtp(config, dtype)
     with torch.no_grad():

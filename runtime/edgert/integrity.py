@@ -16,7 +16,7 @@ from typing import Literal
 
 from edgert.config import CONFIG_NAME
 from edgert.errors import ArtifactError
-from edgert.manifest_records import MANIFEST_NAME, Manifest
+from edgert.manifest_records import MANIFEST_NAME, Manifest, drafter_file
 from edgert.onnx_external import check_external_data
 from edgert.strictjson import REBUILD
 
@@ -86,6 +86,8 @@ def check_files(
     decoder = manifest.decoder_file
     if decoder.endswith(".onnx"):
         check_external_data(directory / decoder, sizes)
+        if manifest.draft_length:
+            check_external_data(directory / drafter_file(manifest.backend.name, manifest.state), sizes)
     return checks
 
 

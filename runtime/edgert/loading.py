@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from edgert.manifest import Manifest, load_manifest
 from edgert.policy import Ratio
 from edgert.scheduler import Limits
 from edgert.slots import SlotTable, slots_to_allocate
+from edgert.stepcosts import measure_step_costs
 from edgert.worker import Drafter, Worker
 
 if TYPE_CHECKING:
@@ -112,9 +114,9 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
     changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
     config = load_config(directory, manifest, changed)
     require_memory(manifest, config, available_bytes())
-    if config.draft_length:
+    if config.draft_length and manifest.backend.name != "onnxruntime":
         raise ConfigError(
-            f"enable_mtp asks for {config.draft_length} drafts a step, this edgert has no drafter",
+            f"enable_mtp asks for {config.draft_length} drafts a step, {manifest.backend.name} has no drafter",
             hint="set enable_mtp: false",
         )
     return Loading(
@@ -141,6 +143,8 @@ def open_runtime(loading: Loading) -> Runtime:
         states=manifest.states,
         options=loading.options,
         manifest=manifest,
+        draft_length=config.draft_length,
+        draft_states=manifest.draft_states if config.draft_length else (),
     )
     backend = resolve(manifest.backend.name)(setup)
     phases: dict[str, int] = {}
@@ -170,6 +174,9 @@ def open_runtime(loading: Loading) -> Runtime:
                 backend, loading.golden, cells=loading.cells, slots=slots, context_tokens=config.context_tokens
             )
             mark("checked")
+        costs_ms: Mapping[int, Sequence[float]] = {}
+        if config.warm_up and config.draft_length:
+            costs_ms = measure_step_costs(backend, loading.cells, slots, config.draft_length, time.perf_counter)
         return Runtime(
             backend=backend,
             limits=limits,
@@ -182,6 +189,9 @@ def open_runtime(loading: Loading) -> Runtime:
             text=loading.text,
             description=backend.describe(),
             memory_bytes=backend.memory(),
+            draft_control=lambda: DraftControl(
+                config.draft_length, costs_ms=costs_ms, threshold=config.mtp_acceptance_threshold
+            ),
             memory_phases=phases,
             guard=lambda now_s: make_guard(manifest, config, now_s),
         )
@@ -215,7 +225,8 @@ def make_guard(manifest: Manifest, config: RuntimeConfig, now_s: float, *, senso
 
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes of one slot's states."""
-    return sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in manifest.states)
+    every = (*manifest.states, *manifest.draft_states)
+    return sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in every)
 
 
 def require_memory(manifest: Manifest, config: RuntimeConfig, available: int | None) -> None:

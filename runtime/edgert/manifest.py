@@ -87,6 +87,7 @@ def parse_manifest(document: Any) -> Manifest:
     top = root.fields(TOP_KEYS)
     tensors = top["tensors"].fields(["inputs", "outputs"])
     memory = top["memory"].fields(["ledger", "budget_bytes"])
+    draft = top["draft"].fields(["length", "vocabulary", "states"])
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=top["name"].text(least=1, most=200),
@@ -105,7 +106,9 @@ def parse_manifest(document: Any) -> Manifest:
         states=tuple(_state(node) for node in top["states"].items(0, 4096)),
         ledger=tuple(_ledger_line(node) for node in memory["ledger"].items(0, 1000)),
         budget_bytes=memory["budget_bytes"].integer(0, MAX_BYTES),
-        draft_length=top["draft"].fields(["length"])["length"].integer(0, 64),
+        draft_length=draft["length"].integer(0, 64),
+        draft_vocabulary=draft["vocabulary"].integer(0, MAX_TOKENS),
+        draft_states=tuple(_state(node) for node in draft["states"].items(0, 64)),
         traffic=_traffic(top["traffic"]),
         files=tuple(_file(node) for node in top["files"].items(1, 4096)),
     )

@@ -116,6 +116,8 @@ class Manifest:
 
     context_tokens  usable positions per slot (prompt + output)
     cache_tokens    allocated positions per slot: context + the largest chunk, because a padded tail may be written
+    draft_length    tokens drafted after a step at most; 0 = no drafter. draft_vocabulary: ids that may be drafted;
+                    draft_states: of the drafter's own graph
     """
 
     format_version: int
@@ -138,6 +140,8 @@ class Manifest:
     draft_length: int
     traffic: TrafficInfo
     files: tuple[FileEntry, ...]
+    draft_vocabulary: int = 0
+    draft_states: tuple[StateSpec, ...] = ()
 
     @property
     def prefill_cells(self) -> tuple[Cell, ...]:
@@ -161,8 +165,13 @@ class Manifest:
         document["tools"] = dict(self.tools)
         document["tensors"] = {"inputs": document.pop("inputs"), "outputs": document.pop("outputs")}
         document["memory"] = {"ledger": document.pop("ledger"), "budget_bytes": document.pop("budget_bytes")}
-        document["draft"] = {"length": document.pop("draft_length")}
+        document["draft"] = {name: document.pop(f"draft_{name}") for name in ("length", "vocabulary", "states")}
         return document
+
+
+def drafter_file(backend: str, state: str) -> str:
+    """The drafter's own file, as `decoder_file`."""
+    return "mtp.onnx" if backend == "onnxruntime" or state == "onnx" else "mtp.plan"
 
 
 def decoder_file(backend: str, state: str) -> str:

@@ -9,7 +9,17 @@ import math
 from collections.abc import Sequence
 
 from edgert.errors import ArtifactError
-from edgert.manifest_records import MANIFEST_NAME, MAX_BYTES, STEP_INPUTS, STEP_OUTPUTS, Manifest, TensorSpec
+from edgert.manifest_records import (
+    DRAFTING_INPUTS,
+    DRAFTING_OUTPUTS,
+    MANIFEST_NAME,
+    MAX_BYTES,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    Manifest,
+    TensorSpec,
+    drafter_file,
+)
 from edgert.strictjson import REBUILD
 
 DTYPE_BYTES = {
@@ -26,6 +36,7 @@ def check_consistency(manifest: Manifest) -> None:
     _check_cells(manifest)
     _check_tensors(manifest)
     _check_states(manifest)
+    _check_drafter(manifest)
     _check_files(manifest)
     if manifest.backend.name != "onnxruntime" and manifest.state == "complete":
         for field, value in (
@@ -89,9 +100,12 @@ def _check_tensors(manifest: Manifest) -> None:
         "new_length": ("int64", ("batch",)),
         "logits": ("float32", ("batch", "logit_rows", manifest.model.token_limit)),
     }
+    hidden = (manifest.backend.precision, ("batch", "rows", manifest.model.hidden_size))
+    expected |= {"following": ("int64", ("batch",)), **dict.fromkeys(DRAFTING_OUTPUTS, hidden)}
+    drafts = manifest.draft_length > 0
     for where, tensors, names in (
-        ("tensors.inputs", manifest.inputs, STEP_INPUTS),
-        ("tensors.outputs", manifest.outputs, STEP_OUTPUTS),
+        ("tensors.inputs", manifest.inputs, STEP_INPUTS + (DRAFTING_INPUTS if drafts else ())),
+        ("tensors.outputs", manifest.outputs, STEP_OUTPUTS + (DRAFTING_OUTPUTS if drafts else ())),
     ):
         found = _by_name(tensors, where)
         for name in names:
@@ -107,6 +121,8 @@ def _check_states(manifest: Manifest) -> None:
     inputs = {tensor.name: tensor for tensor in manifest.inputs}
     outputs = {tensor.name: tensor for tensor in manifest.outputs}
     seen: set[str] = set(STEP_INPUTS) | set(STEP_OUTPUTS)
+    if manifest.draft_length:
+        seen |= {*DRAFTING_INPUTS, *DRAFTING_OUTPUTS}
     total = 0
     for index, state in enumerate(manifest.states):
         where = f"states[{index}]"
@@ -133,6 +149,32 @@ def _check_states(manifest: Manifest) -> None:
             raise _fail("tensors.inputs", f"{name!r} is neither a step input nor a state")
 
 
+def _check_drafter(manifest: Manifest) -> None:
+    """A drafter has a vocabulary and states of its own; an artifact without one has neither."""
+    length, vocabulary, states = manifest.draft_length, manifest.draft_vocabulary, manifest.draft_states
+    if not length:
+        if vocabulary or states:
+            raise _fail("draft", f"length 0, but {vocabulary} tokens and {len(states)} states of a drafter")
+        return
+    if not 1 <= vocabulary <= manifest.model.token_limit:
+        raise _fail("draft.vocabulary", f"{vocabulary} tokens, expected 1 to {manifest.model.token_limit}")
+    room = manifest.cache_tokens - manifest.context_tokens
+    if length > room:
+        raise _fail("draft.length", f"{length} drafts, {room} cache positions lie past the context")
+    names: set[str] = {state.input for state in manifest.states}
+    for index, state in enumerate(states):
+        where = f"draft.states[{index}]"
+        if state.kind != "kv" or len(state.shape) != 3 or state.shape[1] != manifest.cache_tokens:
+            raise _fail(where, f"{state.kind} {list(state.shape)} is no cache of {manifest.cache_tokens} positions")
+        if state.input in names:
+            raise _fail(where, f"{state.input!r} is used twice")
+        names.add(state.input)
+    if not states:
+        raise _fail("draft.states", "a drafter without a cache")
+    if manifest.backend.precision != states[0].dtype:
+        raise _fail("draft.states[0]", f"{states[0].dtype}, the artifact's precision is {manifest.backend.precision}")
+
+
 def _check_files(manifest: Manifest) -> None:
     names: dict[str, str] = {}
     for index, entry in enumerate(manifest.files):
@@ -148,6 +190,8 @@ def _check_files(manifest: Manifest) -> None:
             if "/".join(parents[:depth]) in names:
                 raise _fail("files", f"{path!r} lies below a path that is a file")
     needed = [manifest.decoder_file]
+    if manifest.draft_length:
+        needed.append(drafter_file(manifest.backend.name, manifest.state))
     if manifest.state == "complete":
         needed += ["scheduler.yaml", "golden.json"]
     for path in needed:

@@ -13,6 +13,7 @@ from edgert.errors import ArtifactError, BackendError, ConfigError
 from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.loading import plan_loading, require_memory
 from edgert.manifest import LedgerLine, load_manifest
+from edgert.manifest_rules import check_consistency
 from fakes import make_runtime
 from toy_artifact import make_artifact
 
@@ -39,11 +40,20 @@ def test_a_flipped_byte_is_found_unless_only_sizes_are_asked_for(artifact: Path)
     assert plan_loading(artifact, {"verify_files": False}).manifest.name
 
 
-def test_drafting_without_a_drafter_is_refused_and_not_ignored(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = replace(load_manifest(artifact), draft_length=2)
+def test_drafting_on_a_backend_without_a_drafter_is_refused_and_not_ignored(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load_manifest(artifact)
+    manifest = replace(found, draft_length=2, backend=replace(found.backend, name="tensorrt"))
     monkeypatch.setattr("edgert.loading.load_manifest", lambda _directory: manifest)
-    with pytest.raises(ConfigError, match="2 drafts a step, this edgert has no drafter"):
+    monkeypatch.setattr("edgert.loading.check_files", lambda *_arguments: [])
+    with pytest.raises(ConfigError, match="2 drafts a step, tensorrt has no drafter"):
         plan_loading(artifact, {"enable_mtp": True, "mtp_num_heads": 2})
+
+
+def test_a_manifest_with_a_drafter_lists_its_file(artifact: Path) -> None:
+    with pytest.raises(ArtifactError, match="'following' is missing"):
+        check_consistency(replace(load_manifest(artifact), draft_length=2, draft_vocabulary=100))
 
 
 def test_a_load_that_needs_more_than_is_available_stops_with_both_numbers(artifact: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.option("--model", type=click.Path(path_type=Path), help="Checkpoint: folder or GGUF file.")
 @click.option("--traffic", type=click.Path(path_type=Path), help="Trace or histogram.")
 @click.option("--output", type=click.Path(path_type=Path), help="Artifact.  [default: artifacts/MODEL-PROFILE]")
+@click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -26,6 +27,7 @@ def build(
     model: Path | None,
     traffic: Path | None,
     output: Path | None,
+    mtp: Path | None,
     max_cells: int | None,
     quiet: bool,
     as_json: bool,
@@ -44,6 +46,8 @@ def build(
 
     stages = Stages(quiet=quiet)
     profile = load_profile(profile_name)
+    if mtp is not None:
+        profile = profile.with_drafter(mtp)
     checkpoint = given(model, profile, "model")
     source = given(traffic, profile, "traffic")
     target = output or Path("artifacts") / f"{model_name(checkpoint)}-{profile.name}"

@@ -1,8 +1,18 @@
 """The plan: every decision of a build, made by pure functions on plain numbers. Imports no torch."""
 
 from edgebuild.plan.assemble import plan_for
-from edgebuild.plan.from_profile import limits_from, make_plan
+from edgebuild.plan.from_profile import DrafterShape, limits_from, make_plan
 from edgebuild.plan.memory import Ledger, LedgerLine, ModelShape
 from edgebuild.plan.records import Limits, Plan
 
-__all__ = ["Ledger", "LedgerLine", "Limits", "ModelShape", "Plan", "limits_from", "make_plan", "plan_for"]
+__all__ = [
+    "DrafterShape",
+    "Ledger",
+    "LedgerLine",
+    "Limits",
+    "ModelShape",
+    "Plan",
+    "limits_from",
+    "make_plan",
+    "plan_for",
+]

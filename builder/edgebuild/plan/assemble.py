@@ -12,7 +12,7 @@ import numpy as np
 from edgebuild.errors import DoesNotFit
 from edgebuild.plan.buckets import Padding, choose_chunks, padding_of, powers_of_two, uniform_steps
 from edgebuild.plan.cells import CellChoice, CostModel, Counts, Demand, batch_sizes, choose_cells
-from edgebuild.plan.drafts import DraftChoice, choose_draft_length
+from edgebuild.plan.drafts import DraftChoice, draft_length_for
 from edgebuild.plan.memory import (
     ELEMENT_BYTES,
     MemoryRequest,
@@ -35,7 +35,11 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
     """Decide everything. Raises DoesNotFit with what to change."""
     notes: list[str] = []
     context = _context(limits, model, notes)
-    draft = choose_draft_length(limits.acceptance, limits.step_cost_ms, limits.acceptance_threshold)
+    draft = draft_length_for(limits.draft_length, limits.acceptance, limits.step_cost_ms, limits.acceptance_threshold)
+    if not draft.length:
+        if limits.draft_length:
+            notes.append(f"no drafts, though the profile asks for {limits.draft_length}: {draft.reason}")
+        limits = replace(limits, drafter_elements=0, drafter_kv_elements=0)
     rows = _decode_rows(limits, draft)
     batches = batch_sizes(limits.slots, limits.batch_sizes)
     limits = _without_copies(limits, model, context, batches[-1] * rows[-1], notes)
@@ -132,6 +136,8 @@ def _request(limits: Limits, context: int, chunk: int, cells: int, decode_rows: 
         graph_bytes_per_cell=limits.graph_bytes_per_cell,
         runtime_bytes=limits.runtime_bytes,
         other_precisions=limits.other_precisions,
+        drafter_elements=limits.drafter_elements,
+        drafter_kv_elements=limits.drafter_kv_elements,
     )
 
 

@@ -33,6 +33,19 @@ def expected_tokens(acceptance: Sequence[float], length: int) -> float:
     return total
 
 
+def draft_length_for(
+    asked: int, acceptance: Sequence[float], step_cost_ms: Sequence[float], threshold: float
+) -> DraftChoice:
+    """The length for a drafter of which at most `asked` drafts are wanted: by measurement where there is one."""
+    if not asked:
+        return choose_draft_length(acceptance, step_cost_ms, threshold)
+    known = min(asked, len(acceptance), len(step_cost_ms) - 1)
+    if known < 1:
+        reason = f"{asked} asked for by the profile; nothing is measured for this model and device"
+        return DraftChoice(asked, 1.0, None, tuple(acceptance[:asked]), reason)
+    return choose_draft_length(acceptance[:known], step_cost_ms[: known + 1], threshold)
+
+
 def choose_draft_length(
     acceptance: Sequence[float],
     step_cost_ms: Sequence[float],

@@ -25,6 +25,16 @@ class BackendCosts:
     runtime_bytes: int
     weight_copy_factor: float
     min_decode_rows: int
+    draft_cost_ratios: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """A drafter in plain numbers. acceptance: measured by position, () = not; kv_elements: of one position."""
+
+    elements: int
+    kv_elements: int
+    acceptance: tuple[float, ...] = ()
 
 
 # A decode step takes as long as this many prompt tokens in a chunk; an engine of at least two rows in every profile
@@ -35,7 +45,9 @@ GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1
 CPU = BackendCosts(19, "measured on 2 CPU cores: 23 ms a chunk, 1.22 ms a prompt token at 135M", 0, 160 * MIB, 1.19, 1)
 
 
-def limits_from(profile: Profile, model: ModelShape, max_cells: int | None = None) -> Limits:
+def limits_from(
+    profile: Profile, model: ModelShape, max_cells: int | None = None, drafter: DrafterShape | None = None
+) -> Limits:
     """The plan's limits. `max_cells` caps prefill and decode cells together, below what the profile allows."""
     costs = CPU if profile.backend == "onnxruntime" else GPU
     limits, mechanisms = profile.limits, profile.mechanisms
@@ -79,9 +91,20 @@ def limits_from(profile: Profile, model: ModelShape, max_cells: int | None = Non
         temperature_soft_c=profile.device.temperature_soft_c,
         temperature_hard_c=profile.device.temperature_hard_c,
         power_mode=profile.device.power_mode,
+        draft_length=profile.draft.length if drafter is not None else 0,
+        drafter_elements=0 if drafter is None else drafter.elements,
+        drafter_kv_elements=0 if drafter is None else drafter.kv_elements,
+        acceptance=() if drafter is None else drafter.acceptance[: profile.draft.length],
+        step_cost_ms=() if drafter is None else costs.draft_cost_ratios,
     )
 
 
-def make_plan(profile: Profile, histogram: Histogram, model: ModelShape, max_cells: int | None = None) -> Plan:
+def make_plan(
+    profile: Profile,
+    histogram: Histogram,
+    model: ModelShape,
+    max_cells: int | None = None,
+    drafter: DrafterShape | None = None,
+) -> Plan:
     """Decide everything for this device, traffic and model. Raises DoesNotFit with what to change."""
-    return plan_for(limits_from(profile, model, max_cells), histogram, model)
+    return plan_for(limits_from(profile, model, max_cells, drafter), histogram, model)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CACHE_GRANULARITY = 64
 MIB = 2**20
+EXPERT_ROWS = 4  # rows whose experts' weights are copied together (export/expert_forms.py)
 MARGIN = "margin"  # label of the line that is left to the system
 
 
@@ -29,6 +30,7 @@ class ModelShape:
     kv_layers                 layers that keep keys and values; None = all
     index_dim                 elements that such a layer keeps of a position beside key and value (sparse attention)
     mixer_width               float32 elements of a row in a recurrent layer at its widest; 0 for a dense model
+    expert_elements           weights of the experts that one token passes; 0 without experts
     recurrent_float32         recurrent state of one sequence that is float32 in every precision; 0 for a dense model
     recurrent_window          the rest of it, in the model's precision
     """
@@ -45,6 +47,7 @@ class ModelShape:
     kv_layers: int | None = None
     index_dim: int = 0
     mixer_width: int = 0
+    expert_elements: int = 0
     recurrent_float32: int = 0
     recurrent_window: int = 0
 
@@ -64,6 +67,7 @@ class ModelShape:
             kv_layers=config.attention_layers,
             index_dim=config.index_dim,
             mixer_width=0 if config.delta is None else config.delta.row_elements(),
+            expert_elements=0 if config.moe is None else config.moe.chosen_elements(config.hidden_size),
             recurrent_float32=config.recurrent_bytes_per_slot(0) // 4,
             recurrent_window=config.recurrent_bytes_per_slot(1) - config.recurrent_bytes_per_slot(0),
         )
@@ -123,6 +127,7 @@ class MemoryRequest:
     weight_copy_factor engine bytes / weight bytes beyond 1: prepacked or duplicated weights
     graph_bytes_per_cell, runtime_bytes   what a backend takes for a cell, and once
     other_precisions   what the backend could run instead, for advice
+    drafter_elements   weights of the drafter, its draft vocabulary included; drafter_kv_elements: of one position
     """
 
     precision: str
@@ -137,6 +142,8 @@ class MemoryRequest:
     graph_bytes_per_cell: int
     runtime_bytes: int
     other_precisions: tuple[str, ...] = ()
+    drafter_elements: int = 0
+    drafter_kv_elements: int = 0
 
     @property
     def cache_tokens(self) -> int:
@@ -194,16 +201,18 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
         ),
         LedgerLine(
             "scratch",
-            max(prefill, decode) + 2 * recurrent,
+            max(prefill, decode) + 2 * recurrent + EXPERT_ROWS * model.expert_elements * element,
             f"float32 activations of the larger of a {request.largest_chunk}-row chunk and {request.decode_rows} "
             f"decode rows, attending {request.context_tokens:,} tokens with {model.heads} heads"
-            f"{', and the recurrent state after the forced and after the accepted rows' if recurrent else ''}",
+            f"{', and the recurrent state after the forced and after the accepted rows' if recurrent else ''}"
+            f"{f', and the experts of {EXPERT_ROWS} rows side by side' if model.expert_elements else ''}",
         ),
         LedgerLine(
             "graphs",
             request.cells * request.graph_bytes_per_cell,
             f"{request.cells} cells x {request.graph_bytes_per_cell:,} B",
         ),
+        *_drafter_lines(request, element),
         LedgerLine("runtime", request.runtime_bytes, "libraries, device context, tokenizer, Python"),
         LedgerLine(
             MARGIN,
@@ -212,6 +221,20 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
         ),
     )
     return Ledger(lines=lines, device_bytes=request.device_bytes)
+
+
+def _drafter_lines(request: MemoryRequest, element: int) -> tuple[LedgerLine, ...]:
+    if not request.drafter_elements:
+        return ()
+    weights, kv = request.drafter_elements, request.drafter_kv_elements
+    return (
+        LedgerLine("drafter weights", weights * element, f"{weights:,} elements x {element} B"),
+        LedgerLine(
+            "drafter KV cache",
+            request.slots * request.cache_tokens * kv * element,
+            f"{request.slots} slots x {request.cache_tokens:,} tokens x {kv * element:,} B",
+        ),
+    )
 
 
 def fit_or_refuse(model: ModelShape, request: MemoryRequest, device_name: str) -> Ledger:

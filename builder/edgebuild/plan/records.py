@@ -33,6 +33,8 @@ class Limits:
     itl_ms                longest gap between two tokens that the plan should keep, None = no aim
     headroom_fraction     share of the planned memory that should stay free
     acceptance, step_cost_ms   measured for drafts, () = not measured
+    draft_length          drafts a step at most, as the profile asks
+    drafter_elements, drafter_kv_elements   its weights, and what its cache holds of one position
     ratio_range           decode steps after each prefill chunk, least and most
     other_precisions      what the backend could run instead, for advice when memory is short
     enable_*              mechanisms switched on
@@ -75,6 +77,9 @@ class Limits:
     temperature_soft_c: float | None = None
     temperature_hard_c: float | None = None
     power_mode: str | None = None
+    draft_length: int = 0
+    drafter_elements: int = 0
+    drafter_kv_elements: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from edgebuild.profile.nodes import Document, Mark, Where, read_document
 from edgebuild.profile.schema import Profile
 
 DEFAULT_TRAFFIC = "azure-conv-2023"
-_PATHS = ("model", "traffic")
+_PATHS = ("model", "traffic", "drafter")
 
 
 def bundled_names() -> list[str]:
@@ -80,7 +80,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> Document:
 
 
 def _resolve_paths(document: Document, folder: Path) -> None:
-    """Make `model` and `traffic` independent of the working directory. A bundled histogram may be given by name."""
+    """Make file names independent of the working directory. A bundled histogram may be given by name."""
     for key in _PATHS:
         value = document.data.get(key)
         if not isinstance(value, str) or not value:

@@ -13,6 +13,7 @@ from edgebuild.profile.units import PATTERN, parse_bytes
 Backend = Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
 Precision = Literal["float32", "float16", "bfloat16"]
 
+DEFAULT_DRAFT_LENGTH = 3
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -128,6 +129,7 @@ class Draft(_Section):
     """How many tokens are proposed each step."""
 
     length: int = Field(default=0, ge=0, le=8, description="Largest draft length k; 0 = no drafting.")
+    vocabulary: Positive | None = Field(default=None, description="Tokens that may be drafted; null = every token.")
 
 
 class PrefillDecodeRatio(_Section):
@@ -170,6 +172,10 @@ class Profile(_Section):
     scheduling: Scheduling = Scheduling()
     slo: Slo = Slo()
     model: FilePath | None = Field(default=None, description="Checkpoint; relative to the profile's folder.")
+    drafter: FilePath | None = Field(
+        default=None,
+        description="MTP head from train-mtp, relative to the profile's folder; null = the checkpoint's.",
+    )
     traffic: FilePath | None = Field(default=None, description="Trace or histogram; relative to the profile's folder.")
 
     @model_validator(mode="after")
@@ -184,6 +190,16 @@ class Profile(_Section):
         if self.draft.length and not self.mechanisms.enable_mtp:
             raise impossible("draft", f"draft.length is {self.draft.length} but mechanisms.enable_mtp is false")
         return self
+
+    def with_drafter(self, head: Path, length: int = DEFAULT_DRAFT_LENGTH) -> Profile:
+        """This profile with an MTP head; `length` drafts where it asks for none."""
+        return self.model_copy(
+            update={
+                "drafter": head,
+                "draft": self.draft if self.draft.length else self.draft.model_copy(update={"length": length}),
+                "mechanisms": self.mechanisms.model_copy(update={"enable_mtp": True}),
+            }
+        )
 
     @property
     def compute_capability(self) -> str | None:

@@ -1,0 +1,35 @@
+"""What an MTP module is made of: its configuration and the names and shapes of its tensors. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgebuild.models.config import ModelConfig
+
+PREFIX = "mtp."
+
+
+def mtp_config(config: ModelConfig) -> ModelConfig:
+    """The model's configuration for its one MTP layer: full attention, and experts if the last layer has them."""
+    moe = config.moe
+    if moe is not None:
+        moe = replace(moe, layers=moe.layers[-1:]) if moe.layers[-1] else None
+    return replace(config, layers=1, layer_kinds=(), delta=None, moe=moe)
+
+
+def expected_mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every `mtp.*` tensor of this model; 15 in a dense one with q and k norms."""
+    hidden = config.hidden_size
+    layer = "model.layers.0."
+    below = {
+        PREFIX + name.removeprefix("model."): shape
+        for name, shape in mtp_config(config).expected_tensors().items()
+        if name.startswith(layer)
+    }
+    return {
+        "mtp.fc.weight": (hidden, 2 * hidden),
+        "mtp.pre_fc_norm_embedding.weight": (hidden,),
+        "mtp.pre_fc_norm_hidden.weight": (hidden,),
+        "mtp.norm.weight": (hidden,),
+        **below,
+    }

@@ -1,0 +1,44 @@
+"""What a decode step costs with 0, 1, ... drafts, measured on this machine when an artifact is loaded.
+
+Steps whose rows are all idle cost what real ones do and leave no trace. The clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from edgert.backends.base import Backend, StepInputs
+from edgert.cells import Cell
+from edgert.step import empty_step
+
+REPEATS = 2  # the least of them counts: what disturbs a step only makes it longer
+
+
+def measure_step_costs(
+    backend: Backend, cells: Sequence[Cell], slots: int, draft_length: int, clock: Callable[[], float]
+) -> dict[int, tuple[float, ...]]:
+    """Decode batch → ms of a step with k = 0..draft_length drafts: 1 + k rows verified, k drafted.
+
+    Each is measured in the cell that the scheduler would take at a short context. Raises BackendError.
+    """
+    decode = [cell for cell in cells if cell.kind == "decode" and cell.batch <= slots]
+    costs: dict[int, tuple[float, ...]] = {}
+    for batch in sorted({cell.batch for cell in decode}):
+        found: list[float] = []
+        for drafts in range(draft_length + 1):
+            enough = [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
+            if not enough:
+                break
+            cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
+            step = replace(empty_step(cell, 0), prime=drafts > 0, draft_length=drafts)
+            found.append(min(_time(backend, step, clock) for _ in range(REPEATS)))
+        if len(found) == draft_length + 1:
+            costs[batch] = tuple(found)
+    return costs
+
+
+def _time(backend: Backend, step: StepInputs, clock: Callable[[], float]) -> float:
+    start = clock()
+    backend.launch(step).result()
+    return max((clock() - start) * 1e3, 1e-6)
