@@ -39,15 +39,20 @@ class LoopBody:
         """A constant from a numpy array."""
         return self.node("Constant", value=onnx_ir.tensor(value))
 
-    def graph(self, *carried: Any, collected: Mapping[Any, tuple[int | str, ...]] | None = None) -> onnx_ir.Graph:
-        """The body. `collected`: value → shape of one trip's entry (of the first carried kind); without a shape, a loop
-        of no trips would collect a tensor of unknown rank."""
+    def graph(
+        self,
+        *carried: Any,
+        collected: Mapping[Any, tuple[int | str, ...]] | None = None,
+        kind: onnx_ir.DataType = onnx_ir.DataType.FLOAT,
+    ) -> onnx_ir.Graph:
+        """The body. `collected`: value → shape of one trip's entry, of `kind`; without a shape, a loop of no trips
+        would collect a tensor of unknown rank."""
         go_on = self.node("Identity", self._go_on)
         go_on.type, go_on.shape = onnx_ir.TensorType(onnx_ir.DataType.BOOL), onnx_ir.Shape([])
-        for value, kind in zip(carried, self._kinds, strict=True):
-            value.type = onnx_ir.TensorType(kind)
+        for value, own in zip(carried, self._kinds, strict=True):
+            value.type = onnx_ir.TensorType(own)
         for value, shape in (collected or {}).items():
-            value.type, value.shape = onnx_ir.TensorType(self._kinds[0]), onnx_ir.Shape(shape)
+            value.type, value.shape = onnx_ir.TensorType(kind), onnx_ir.Shape(shape)
         outputs = (*carried, *(collected or {}))
         return onnx_ir.Graph(self._inputs, [go_on, *outputs], nodes=self._nodes, name=f"{self._name}_body")
 

@@ -105,6 +105,10 @@ class MoeConfig:
             "shared_expert_gate.weight": (1, hidden_size),
         }
 
+    def chosen_elements(self, hidden_size: int) -> int:
+        """Weights of the routed experts that one token passes."""
+        return self.experts_per_token * 3 * self.intermediate_size * hidden_size
+
     @property
     def active_width(self) -> int:
         """Inner features that one token passes."""
