@@ -278,7 +278,7 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(f"longest gap {report['longest_gap_ms']:.1f} ms")
     if report["goodput_requests_per_s"] is not None:
         lines.append(f"goodput {report['goodput_requests_per_s']:.2f} requests/s within the limits")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in report.get("warnings", ()))])
 
 
 def to_json(report: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The command line of edgert: generate, chat, bench. Each command imports what it needs when it runs.
+"""The command line of edgert: generate, chat, bench, doctor. Each command imports what it needs when it runs.
 
 Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 the reader of our output went away, others as in errors.py.
 What nobody expected is one line and 1; EDGERT_DEBUG=1 shows its traceback.
@@ -69,6 +69,13 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="limit that goodput counts by")
     _draft(bench)
     bench.add_argument("--json", action="store_true")
+
+    doctor = commands.add_parser(
+        "doctor", help="say whether this device runs an artifact well; 1 = something was found"
+    )
+    doctor.set_defaults(run=run_doctor)
+    _artifact(doctor)
+    doctor.add_argument("--json", action="store_true")
     return parser
 
 
@@ -197,6 +204,7 @@ def run_bench_command(options: argparse.Namespace) -> int:
         completions, seconds = bench.run_bench(
             engine, requests, concurrency=min(options.concurrency, options.requests), progress=progress
         )
+        warnings = list(engine.describe().get("warnings", ()))
     report = bench.summarise(
         completions,
         seconds,
@@ -207,8 +215,20 @@ def run_bench_command(options: argparse.Namespace) -> int:
         slo_ttft_ms=options.slo_ttft_ms,
         slo_tpot_ms=options.slo_tpot_ms,
     )
+    report["warnings"] = warnings
     print(bench.to_json(report) if options.json else bench.render(report))
     return 0
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    from edgert.doctor import diagnose, render, to_json
+
+    facts, found = diagnose(options.artifact)
+    if options.json:
+        print(json.dumps(to_json(facts, found), ensure_ascii=False, allow_nan=False))
+    else:
+        print(render(facts, found))
+    return 1 if found else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

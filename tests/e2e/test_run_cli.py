@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,18 @@ def test_ctrl_c_ends_a_generation_with_130(llama_artifact: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+
+
+def test_doctor_finds_a_fresh_artifact_healthy_and_a_changed_one_not(llama_artifact: Path, tmp_path: Path) -> None:
+    ran = run(["edgert", "doctor", llama_artifact])
+    assert ran.code == 0, ran.out + ran.err
+    for row in ("versions", "device", "sensors", "memory", "golden", "decode", "healthy"):
+        assert re.search(rf"^{row}", ran.out, re.MULTILINE), row
+    assert len(ran.out.splitlines()) <= 24
+    broken = shutil.copytree(llama_artifact, tmp_path / "broken")
+    weights = broken / "decoder.weights"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    ran = run(["edgert", "doctor", broken, "--json"])
+    assert ran.code == 1
+    document = json.loads(ran.out)
+    assert [each["symptom"] for each in document["findings"]] == ["damaged artifact"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from edgert import cli
 from edgert.chat import Conversation, chat_loop, chat_once, figures
 from edgert.engine import Engine
 from edgert.errors import ArtifactError
+from edgert.guards.guard import Guard, GuardLimits
+from edgert.guards.readings import DeviceReading
 from edgert.text import TextCodec
 from fakes import VOCABULARY, make_runtime
 from toy_artifact import make_artifact
@@ -243,3 +246,20 @@ def test_once_prints_the_answer_the_figures_and_the_paths(engine: Engine, tmp_pa
 
 def test_figures_of_an_answer_of_one_token_have_no_tpot(engine: Engine) -> None:
     assert "TPOT" not in figures(engine.complete([1], max_tokens=1))
+
+
+def test_a_wrong_power_mode_stands_in_describe_and_in_every_bench_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,20,5\n")
+    manifest = SimpleNamespace(model=SimpleNamespace(token_limit=VOCABULARY))
+    monkeypatch.setattr("edgert.manifest.load_manifest", lambda _path: manifest)
+    limits = GuardLimits(4, power_mode="MAXN_SUPER")
+    sensors = SimpleNamespace(name="fake", read=lambda: DeviceReading("fake"), power_mode=lambda: ("15W", ()))
+    for form in ([], ["--json"]):
+        running = Engine(lambda: make_runtime(guard=lambda now_s: Guard(sensors, limits, now_s)))
+        monkeypatch.setattr("edgert.engine.Engine.load", lambda _path, running=running: running)
+        assert cli.main(["bench", "toy", "--traffic", str(trace), "--requests", "2", *form]) == 0
+        out = capsys.readouterr().out
+        assert "the device is in power mode 15W, the artifact was planned for MAXN_SUPER" in out

@@ -1,0 +1,211 @@
+"""`edgert doctor ARTIFACT`: whether this device can run this artifact well, on one screen.
+
+Opens the artifact as an engine would, runs its golden vectors, measures a few decode steps and looks at the sensors.
+What any of it means is decided in diagnosis.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from edgert import __version__
+from edgert.diagnosis import Facts, Finding, findings, planned_bytes
+from edgert.errors import EdgertError
+from edgert.golden import check_golden, load_golden
+from edgert.guards.detect import detect_sensors
+from edgert.guards.readings import Sensors
+from edgert.hostmemory import resident_bytes
+from edgert.loading import Loading, Runtime, open_runtime, plan_loading
+from edgert.manifest import load_manifest
+from edgert.probe import copy_bytes_per_s, probe_steps
+
+
+def examine(
+    directory: Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    sensors: Sensors | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Facts:
+    """Collect the facts; never raises for what is wrong with the artifact or the device."""
+    try:
+        manifest = load_manifest(directory)
+    except EdgertError as error:
+        return Facts((sensors or detect_sensors(gpu=False, once=True)).read(), failure=error)
+    sensors = sensors or detect_sensors(gpu=manifest.backend.name != "onnxruntime", once=True)
+    facts = Facts(sensors.read(), sensors.power_mode()[0], manifest)
+    try:
+        loading = plan_loading(directory, overrides or {})
+        facts = replace(facts, config=loading.config)
+        baseline = resident_bytes() or 0
+        runtime = open_runtime(replace(loading, golden=None))
+    except EdgertError as error:
+        return replace(facts, failure=error)
+    try:
+        facts = _with_runtime(facts, loading, runtime, clock)
+    except EdgertError as error:
+        return replace(facts, failure=error)
+    finally:
+        runtime.backend.close()
+    measured_by_device = "device_used" in runtime.memory_bytes
+    facts = replace(facts, baseline_bytes=0 if measured_by_device else baseline)
+    if facts.description.get("graphs"):
+        return replace(facts, eager_step_ms=_eager_step_ms(loading, clock))
+    if manifest.backend.name == "onnxruntime":
+        threads = facts.description.get("threads", 1)
+        return replace(facts, copy_bytes_per_s=copy_bytes_per_s(int(threads), clock))
+    return facts
+
+
+def _with_runtime(facts: Facts, loading: Loading, runtime: Runtime, clock: Callable[[], float]) -> Facts:
+    backend, cells, slots = runtime.backend, loading.cells, runtime.limits.slots
+    facts = replace(facts, description=backend.describe(), memory_phases=runtime.memory_phases)
+    golden = load_golden(loading.directory, loading.manifest.model)
+    report = check_golden(backend, golden, cells=cells, slots=slots, context_tokens=runtime.limits.context_tokens)
+    facts = replace(facts, golden=report)
+    steps = probe_steps(backend, cells, slots, loading.manifest, clock)
+    return replace(facts, steps=steps, description=backend.describe())
+
+
+def _eager_step_ms(loading: Loading, clock: Callable[[], float]) -> float | None:
+    """The first probe without graphs; None where the backend cannot be opened a second time."""
+    options = {**loading.options, "enable_cuda_graph": False}
+    try:
+        config = replace(loading.config, warm_up=False, enable_cuda_graph=False)
+        runtime = open_runtime(replace(loading, golden=None, options=options, config=config))
+    except EdgertError:
+        return None
+    try:
+        return probe_steps(runtime.backend, loading.cells, runtime.limits.slots, loading.manifest, clock)[0].step_ms
+    finally:
+        runtime.backend.close()
+
+
+def to_json(facts: Facts, found: tuple[Finding, ...]) -> dict[str, Any]:
+    """Everything as one JSON document; null = unknown."""
+    manifest, config = facts.manifest, facts.config
+    return {
+        "healthy": not found,
+        "findings": [asdict(each) for each in found],
+        "versions": {
+            "edgert": __version__,
+            "python": platform.python_version(),
+            "edgebuild": manifest and manifest.edgebuild_version,
+            "backend": facts.description.get("version"),
+            "artifact_backend": manifest and manifest.backend.version,
+        },
+        "artifact": None
+        if manifest is None
+        else {
+            "name": manifest.name,
+            "model": manifest.model.name,
+            "backend": manifest.backend.name,
+            "precision": manifest.backend.precision,
+            "compute_capabilities": list(manifest.backend.compute_capabilities),
+        },
+        "device": dict(facts.description),
+        "reading": asdict(facts.reading),
+        "power_mode": {"actual": facts.power_mode, "expected": config and config.power_mode},
+        "limits": config and {"soft_c": config.soft_temperature_c, "hard_c": config.hard_temperature_c},
+        "memory": {
+            "planned_bytes": manifest and planned_bytes(manifest),
+            "phases": {phase: used - facts.baseline_bytes for phase, used in facts.memory_phases.items()},
+        },
+        "golden": None if facts.golden is None else asdict(facts.golden),
+        "steps": [
+            {**asdict(step), "bytes_per_s": step.bytes_per_s, "tokens_per_s": step.tokens_per_s} for step in facts.steps
+        ],
+        "eager_step_ms": facts.eager_step_ms,
+        "copy_bytes_per_s": facts.copy_bytes_per_s,
+    }
+
+
+def render(facts: Facts, found: tuple[Finding, ...]) -> str:
+    """The screen."""
+    lines = [f"{label:<12}{text}" for label, text in _rows(facts)]
+    if not found:
+        return "\n".join([*lines, "", "healthy: nothing found"])
+    lines += ["", f"{len(found)} finding{'s' if len(found) > 1 else ''}"]
+    for number, each in enumerate(found, 1):
+        lines += [f"{number}. {each.symptom}: {each.cause}", f"   next: {each.next_step}"]
+    return "\n".join(lines)
+
+
+def _rows(facts: Facts) -> list[tuple[str, str]]:
+    manifest, config, described, reading = facts.manifest, facts.config, facts.description, facts.reading
+    rows: list[tuple[str, str]] = []
+    if manifest is not None:
+        backend = manifest.backend
+        targets = ", ".join(backend.compute_capabilities)
+        rows.append(("artifact", f"{manifest.name}: {manifest.model.name}, {backend.name} {backend.precision}"
+                     + (f", for compute capability {targets}" if targets else "")))  # fmt: skip
+        rows.append(
+            ("versions", f"edgert {__version__}, built by edgebuild {manifest.edgebuild_version}; {backend.name} "
+             f"{described.get('version', 'not opened')} (artifact: {backend.version})")
+        )  # fmt: skip
+    if described:
+        known = ("device", "compute_capability", "driver", "threads")
+        rows.append(("device", ", ".join(f"{key} {described[key]}" for key in known if key in described)))
+    rows.append(("sensors", _sensors(facts)))
+    if config is not None and config.power_mode is not None:
+        rows.append(("power mode", f"{facts.power_mode or 'unknown'}, expected {config.power_mode}"))
+    available = "unknown" if reading.memory_available_bytes is None else _mb(reading.memory_available_bytes)
+    planned = "" if manifest is None else f", planned {_mb(planned_bytes(manifest))}"
+    phases = "".join(f", {name} {_mb(used - facts.baseline_bytes)}" for name, used in facts.memory_phases.items())
+    rows.append(("memory", f"available {available}{planned}{phases}"))
+    if facts.golden is not None:
+        golden = facts.golden
+        rows.append(("golden", f"{golden.steps} steps within {golden.tolerance:g}, worst {golden.worst_error:.2g}"))
+    if "graphs" in described:
+        graphs, eager = described["graphs"], len(described.get("fallbacks") or [])
+        rows.append(("graphs", f"{graphs} captured, {eager} run eager, JIT cache {described.get('jit_cache')}"))
+    rows += [("decode", _step(facts, place)) for place in range(len(facts.steps))]
+    return rows
+
+
+def _sensors(facts: Facts) -> str:
+    reading, config = facts.reading, facts.config
+    parts = [reading.sensors]
+    if reading.temperature_c is not None:
+        parts.append(f"{reading.temperature_c:.1f} °C ({reading.temperature_source})")
+    elif config is not None and config.soft_temperature_c is not None:
+        parts.append("temperature unknown")
+    if config is not None and config.soft_temperature_c is not None:
+        parts.append(f"soft limit {config.soft_temperature_c:g} °C")
+    if config is not None and config.hard_temperature_c is not None:
+        parts.append(f"hard limit {config.hard_temperature_c:g} °C")
+    if reading.power_w is not None:
+        parts.append(f"{reading.power_w:.1f} W")
+    if reading.gpu_clock_mhz is not None:
+        parts.append(f"{reading.gpu_clock_mhz:.0f} MHz")
+    if reading.throttle_reasons is not None:
+        parts.append(
+            f"throttled by {', '.join(reading.throttle_reasons)}" if reading.throttle_reasons else "no throttling"
+        )
+    return ", ".join(parts)
+
+
+def _step(facts: Facts, place: int) -> str:
+    step = facts.steps[place]
+    text = f"{step.cell}: {step.step_ms:.2f} ms, {step.tokens_per_s:.1f} tokens/s, {step.bytes_per_s / 1e9:.1f} GB/s"
+    if facts.copy_bytes_per_s:
+        share = step.bytes_per_s / facts.copy_bytes_per_s
+        text += f" = {share:.0%} of a memory copy ({facts.copy_bytes_per_s / 1e9:.1f} GB/s)"
+    if place == 0 and facts.eager_step_ms is not None:
+        text += f"; graphs are {facts.eager_step_ms / step.step_ms:.2f}x as fast as eager"
+    return text
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+def diagnose(directory: Path, *, overrides: Mapping[str, Any] | None = None) -> tuple[Facts, tuple[Finding, ...]]:
+    """The facts and what is wrong with them."""
+    facts = examine(directory, overrides=overrides)
+    return facts, findings(facts)

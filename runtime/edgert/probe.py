@@ -1,0 +1,102 @@
+"""How fast a device runs an artifact's decode steps, and how fast it copies memory. For `edgert doctor`.
+
+Steps whose rows are all idle cost what real ones do and leave no trace. The clock is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from edgert.backends.base import Backend
+from edgert.cells import Cell
+from edgert.loading import STATE_BYTES
+from edgert.manifest_records import Manifest
+from edgert.step import empty_step
+
+PROBE_S = 0.5  # a cell is measured for about this long
+COPY_BYTES = 128 << 20  # past every cache
+
+
+@dataclass(frozen=True)
+class StepProbe:
+    """One decode cell. bytes: what one step reads at least (weights, and the cells' share of the cache)."""
+
+    cell: str
+    batch: int
+    step_ms: float
+    bytes: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.step_ms * 1e3
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.batch / self.step_ms * 1e3
+
+
+def probe_cells(cells: Sequence[Cell], slots: int) -> tuple[Cell, ...]:
+    """A sequence alone, and as many as there is a cell for; each at its smallest tier with the fewest rows."""
+    decode = [cell for cell in cells if cell.kind == "decode" and cell.batch <= slots]
+    batches = sorted({cell.batch for cell in decode})
+    wanted = dict.fromkeys((batches[0], batches[-1]))
+    return tuple(min((c for c in decode if c.batch == b), key=lambda c: (c.kv_tier, c.query_rows)) for b in wanted)
+
+
+def probe_steps(
+    backend: Backend, cells: Sequence[Cell], slots: int, manifest: Manifest, clock: Callable[[], float]
+) -> tuple[StepProbe, ...]:
+    """Median step time of the probe cells. Raises BackendError."""
+    return tuple(
+        StepProbe(cell.label, cell.batch, _step_ms(backend, cell, clock), step_bytes(manifest, cell))
+        for cell in probe_cells(cells, slots)
+    )
+
+
+def step_bytes(manifest: Manifest, cell: Cell) -> int:
+    """Weights once, and for each sequence the cache positions of its tier and all of its other states."""
+    weights = sum(line.bytes for line in manifest.ledger if line.label.startswith("weights"))
+    total = float(weights)
+    for state in manifest.states:
+        size = math.prod(state.shape) * STATE_BYTES[state.dtype]
+        total += cell.batch * (size * min(1.0, cell.kv_tier / manifest.cache_tokens) if state.kind == "kv" else size)
+    return int(total)
+
+
+def copy_bytes_per_s(threads: int, clock: Callable[[], float], size: int = COPY_BYTES) -> float:
+    """Bytes read and written a second by a copy of `size` bytes over `threads` threads; the best of five."""
+    threads = max(1, threads)
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    edges = [size * part // threads for part in range(threads + 1)]
+    best = math.inf
+    for _ in range(5):
+        workers = [
+            threading.Thread(target=np.copyto, args=(target[low:high], source[low:high]))
+            for low, high in pairwise(edges)
+        ]
+        start = clock()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = min(best, clock() - start)
+    return 2 * size / max(best, 1e-9)
+
+
+def _step_ms(backend: Backend, cell: Cell, clock: Callable[[], float]) -> float:
+    step = empty_step(cell, 0)
+    backend.launch(step).result()
+    times: list[float] = []
+    begin = clock()
+    while len(times) < 3 or (clock() - begin < PROBE_S and len(times) < 200):
+        start = clock()
+        backend.launch(step).result()
+        times.append(max((clock() - start) * 1e3, 1e-6))
+    return median(times)
