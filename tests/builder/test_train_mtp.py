@@ -1,0 +1,177 @@
+"""Training of the drafter on a toy: text, unrolled passes, acceptance, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import toys
+from click.testing import CliRunner
+from edgebuild.checkpoint import open_checkpoint
+from edgebuild.cli import cli
+from edgebuild.drafter import find_drafter
+from edgebuild.errors import CheckpointError, OutputError, TrafficError
+from edgebuild.models.config import ModelConfig
+from edgebuild.train.forward import load_frozen, new_cache, one_more, whole
+from edgebuild.train.generate import encode_prompts, generate
+from edgebuild.train.prompts import TASKS, Prompt, built_in, read_prompts, split_own
+from edgebuild.train.trainer import Settings, start_module, train
+from edgebuild.train.unroll import Batch, correct_guesses, unroll, walk
+from toy_mtp import NaiveMtp
+
+CPU = torch.device("cpu")
+PROMPTS = [Prompt(task, f"{task} number {n}") for n in range(6) for task in ("chat", "code")]
+HELD_OUT = [Prompt(task, f"{task} other {n}") for n in range(4) for task in ("chat", "code")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untied: what comes next is not what came before."""
+    return toys.make_qwen3(tmp_path_factory.mktemp("train") / "qwen3", tied=False)
+
+
+def settings(**changes: object) -> Settings:
+    fixed = {"steps": 60, "max_tokens": 32, "longest_prompt": 64, "batch": 8, "gen_batch": 8, "temperatures": (0.0,)}
+    return Settings(**fixed | changes)  # type: ignore[arg-type]
+
+
+def test_built_in_prompts_are_many_and_different_and_what_is_held_out_is_not_trained_on() -> None:
+    train_prompts = built_in("train", 400)
+    assert {prompt.task for prompt in train_prompts} == set(TASKS)
+    assert len(set(train_prompts)) == len(train_prompts) >= 1500
+    assert built_in("train", 400) == train_prompts
+    for part in ("held_out", "new"):
+        assert not {p.text for p in built_in(part, 40)} & {p.text for p in built_in("train", 3000)}
+    assert "{" not in "".join(p.text for p in train_prompts if p.task in ("chat", "story", "extraction"))
+
+
+def test_own_prompts_are_read_as_text_and_as_json_and_some_are_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text('What is a tier?\n\n{"prompt": "Say hello.", "task": "chat"}\nAnother one\n')
+    prompts = read_prompts(file)
+    assert prompts == [Prompt("own", "What is a tier?"), Prompt("chat", "Say hello."), Prompt("own", "Another one")]
+    kept, held = split_own(prompts)
+    assert len(held) == 1
+    assert sorted(p.text for p in kept + held) == sorted(p.text for p in prompts)
+    file.write_text('{"prompt": 3}\n')
+    with pytest.raises(TrafficError, match=r"prompts\.txt:1: no prompt"):
+        read_prompts(file)
+    file.write_text("only one\n")
+    with pytest.raises(TrafficError, match="1 prompts"):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_batched_generation_equals_one_pass_over_each_sequence(family: str, tmp_path: Path) -> None:
+    maker = {"llama": toys.make_llama, "qwen2": toys.make_qwen2, "qwen3": toys.make_qwen3}[family]
+    checkpoint = open_checkpoint(maker(tmp_path))
+    decoder = load_frozen(checkpoint, 128, CPU, torch.float32)
+    prompts = encode_prompts(checkpoint, PROMPTS[:5], 64)
+    samples = generate(decoder, prompts, temperature=0.0, max_tokens=20, eos=(), batch=3, seed=0)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        assert sample.ids[: sample.start] == prompt.ids
+        hidden = whole(decoder, torch.tensor([sample.ids]))
+        best = decoder.head(hidden)[0, :, : decoder.token_limit].argmax(-1)
+        assert best[sample.start - 1 : -1].tolist() == list(sample.ids[sample.start :])
+
+
+def test_the_cache_holds_what_one_pass_computes(model: Path) -> None:
+    decoder = load_frozen(open_checkpoint(model), 64, CPU, torch.float32)
+    ids = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    cache = new_cache(decoder, 2, 32)
+    whole(decoder, ids[:, :7], cache)
+    for position in range(7, 12):
+        hidden = one_more(decoder, ids[:, position], torch.tensor([position] * 2), cache, 32)
+    assert torch.allclose(hidden, whole(decoder, ids)[:, -1], atol=1e-4)
+
+
+def test_an_answer_ends_at_an_end_token_after_the_prompt_and_not_inside_it(model: Path) -> None:
+    """Chat prompts hold end-of-turn tokens: cutting there would leave prompts to train on, and no answers."""
+    checkpoint = open_checkpoint(model)
+    decoder = load_frozen(checkpoint, 128, CPU, torch.float32)
+    prompts = encode_prompts(checkpoint, PROMPTS[:3], 64)
+    assert all(toys.IM_END in prompt.ids for prompt in prompts)
+    free = generate(decoder, prompts, temperature=0.0, max_tokens=20, eos=(), batch=8, seed=0)
+    end = free[0].ids[free[0].start + 4]
+    cut = generate(decoder, prompts, temperature=0.0, max_tokens=20, eos=(end, toys.IM_END), batch=8, seed=0)
+    for sample in cut:
+        answer = sample.ids[sample.start :]
+        assert answer
+        assert not set(answer[:-1]) & {end, toys.IM_END}
+
+
+def test_unrolled_passes_equal_the_naive_module_in_a_chain(model: Path) -> None:
+    decoder = load_frozen(open_checkpoint(model), 64, CPU, torch.float32)
+    mtp = start_module(decoder)
+    naive = NaiveMtp(model, {f"mtp.{name}": value.detach() for name, value in mtp.named_parameters()})
+    ids = torch.randint(3, 300, (1, 10), generator=torch.Generator().manual_seed(1))
+    hidden = whole(decoder, ids)
+    batch = Batch(ids, hidden, torch.tensor([3]), torch.tensor([10]))
+    passes = [rows.detach().double().numpy()[0] for rows in unroll(mtp, decoder, batch, 3)]
+    for place in range(5):
+        tokens, states = ids[0].tolist(), hidden[0].double().numpy()
+        rows = [(naive.embedding[tokens[p + 1]], states[p]) for p in range(place + 1)]
+        for turn in range(3):
+            expected = naive.rows(rows)[-1]
+            assert abs(passes[turn][place] - expected).max() < 1e-3, (place, turn)
+            rows.append((naive.embedding[tokens[place + turn + 2]], expected))
+    correct = correct_guesses(mtp, decoder, batch, 3)
+    assert correct.shape == (3, 1, 10)
+    assert not correct[:, 0, :2].any()  # nothing is drafted inside the prompt
+
+
+def test_acceptance_walks_in_steps_of_accepted_tokens_and_one_more() -> None:
+    right, wrong = [True] * 12, [False] * 12
+    full = walk([right, right, right], start=1, length=12)
+    assert (full.reached, full.accepted, full.tokens, full.steps) == ((2, 2, 2), (2, 2, 2), 8, 2)
+    none = walk([wrong, right, right], start=1, length=12)
+    assert (none.rates, none.mean_length) == ((0.0, 0.0, 0.0), 1.0)
+    assert walk([right, wrong, right], start=1, length=12).mean_length == 2.0
+
+
+@pytest.mark.slow
+def test_acceptance_rises_and_a_resumed_run_goes_on_where_it_stopped(model: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(model)
+    state = tmp_path / "head.state"
+
+    def run(steps: int, resume: bool) -> float:
+        result = train(checkpoint, PROMPTS, {"held_out": PROMPTS[:4], "other": HELD_OUT}, settings(steps=steps),
+                       device=CPU, state_path=state, resume=resume)  # fmt: skip
+        assert result.progress.step == steps
+        assert sorted(result.draft_tokens) == list(range(300))
+        found = result.acceptance["other"]
+        return sum(each.tokens for each in found.values()) / sum(each.steps for each in found.values())
+
+    start, middle = run(1, False), run(40, True)
+    assert run(80, True) > middle > start
+    with pytest.raises(OutputError, match="was started with batch 8, now it is 4"):
+        train(checkpoint, PROMPTS, {"held_out": HELD_OUT}, settings(batch=4), device=CPU, state_path=state, resume=True)
+
+
+def test_a_hybrid_is_refused(tmp_path: Path) -> None:
+    toys.make_qwen3_5(tmp_path)
+    with pytest.raises(CheckpointError, match="a hybrid"):
+        load_frozen(open_checkpoint(tmp_path), 64, CPU, torch.float32)
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_head_that_the_build_takes_its_card_and_a_report(model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Tell me about number {n}.\n" for n in range(12)))
+    head, report = tmp_path / "out" / "head.safetensors", tmp_path / "out" / "report.json"
+    arguments = ["train-mtp", "--model", str(model), "--output", str(head), "--prompts", str(prompts),
+                 "--minutes", "0.08", "--max-tokens", "24", "--batch", "4", "--device", "cpu",
+                 "--report", str(report)]  # fmt: skip
+    ran = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    assert "mean accepted length" in ran.output
+    checkpoint = open_checkpoint(model)
+    drafter = find_drafter(checkpoint, ModelConfig.from_hf(checkpoint.config), head)
+    assert drafter is not None
+    assert len(drafter.acceptance) == 3
+    document = json.loads(report.read_text())
+    assert document["steps"] > 0
+    assert document["acceptance"]["held_out"]["own"]["steps"] > 0
+    assert "| held_out | own |" in head.with_suffix(".md").read_text()
