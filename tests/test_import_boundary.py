@@ -59,6 +59,7 @@ def test_the_package_alone_imports_nothing() -> None:
     [
         ("edgert.engine", "edgert.aio", "edgert.loading", "edgert.text"),
         ("edgert.backends.onnxruntime",),
+        ("edgert.doctor", "edgert.guards.detect", "edgert.prometheus"),
         ("edgert.engine", "edgert.backends.onnxruntime", "edgert.golden", "edgert.manifest", "edgert.config"),
     ],
 )

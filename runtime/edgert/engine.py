@@ -32,6 +32,8 @@ from edgert.requests import Request
 from edgert.sampling import SamplingParams
 from edgert.worker import Worker
 
+# How old metrics() may be while steps follow each other: a snapshot costs as much as a tenth of a small GPU step.
+PUBLISH_S = 0.01
 # How often an idle engine looks at its device, so that metrics() is not hours old.
 IDLE_POLL_S = 10.0
 
@@ -149,7 +151,10 @@ class Engine(AbstractContextManager["Engine"]):
         return self._runtime.limits.context_tokens
 
     def metrics(self) -> EngineSnapshot:
-        """Queues and counters as of the last step, the device as of the last second. See metrics.prometheus_text."""
+        """Queues and counters (10 ms old at most), the device as of the last second. See metrics.prometheus_text.
+
+        Whoever has a result finds it counted here.
+        """
         return self._loop.metrics()
 
     def describe(self) -> Mapping[str, Any]:
@@ -221,7 +226,9 @@ class _Loop:
         self._closing = False
         self._waiting = 0  # requests in the worker's queue as of the last step
         self._rejected = 0
+        self._free = 0  # slots, as of the last step
         self._snapshot: EngineSnapshot | None = None
+        self._stale_s = 0.0  # when the snapshot is due again
         self._observer: Observer | None = None
 
     def add(self, output: Output) -> None:
@@ -230,7 +237,7 @@ class _Loop:
                 state = "closed" if self._closing else self.state
                 raise BackendError(f"the engine is {state}: {self.error}" if self.error else f"the engine is {state}")
             # A free slot takes the first of them at once: the bound is on those that wait beyond the slots.
-            limit = self.runtime.queue_limit + self.metrics().free_slots
+            limit = self.runtime.queue_limit + self._free
             waiting = self._waiting + len(self._added)
             if waiting >= limit:
                 self._rejected += 1
@@ -290,7 +297,7 @@ class _Loop:
             while self._take(worker):
                 worker.step()
                 observer.look()
-                self._publish(worker, "ready")
+                self._publish(worker, "ready", soon=worker.busy and not worker.held)
             worker.stop()
         except Exception as error:
             self._fail(worker, error)
@@ -335,12 +342,16 @@ class _Loop:
         worker.fail(error)
         self._publish(worker, "failed")
 
-    def _publish(self, worker: Worker, state: str) -> None:
+    def _publish(self, worker: Worker, state: str, *, soon: bool = False) -> None:
+        """Show the state to other threads. soon: another step follows at once, a snapshot may be PUBLISH_S old."""
         observer = self._observer
         with self._changed:
             self.state = state
             self._waiting = worker.waiting
-            if observer is not None:
+            self._free = worker.free_slots
+            now = self._clock()
+            if observer is not None and (not soon or now >= self._stale_s):
+                self._stale_s = now + PUBLISH_S
                 self._snapshot = observer.snapshot(state, self._rejected)
 
 

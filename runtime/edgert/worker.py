@@ -109,6 +109,10 @@ class Worker:
         return len(self._waiting)
 
     @property
+    def free_slots(self) -> int:
+        return self._slots.free
+
+    @property
     def queues(self) -> tuple[int, int, int, int]:
         """Waiting, prefilling, decoding, free slots."""
         prefilling = sum(isinstance(state, Prefilling) for state in self._active.values())
