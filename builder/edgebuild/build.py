@@ -39,6 +39,7 @@ from edgebuild.drafter import DrafterWeights, find_drafter
 from edgebuild.engine.targets import can_build_here, device_capability
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.hash_check import refuse_other_hashes
 from edgebuild.models.mtp_config import expected_mtp_tensors
 from edgebuild.plan import DrafterShape, ModelShape, Plan, make_plan
 from edgebuild.profile import Profile
@@ -69,6 +70,7 @@ def build(
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
         _refuse_backend(profile, config)
+        refuse_other_hashes(config, checkpoint)
         left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
         drafter = _find_drafter(profile, config, checkpoint)
     for name in (*checkpoint.skipped, *left_out):
@@ -325,7 +327,8 @@ def _refuse_backend(profile: Profile, config: ModelConfig) -> None:
     """What is known not to run on a backend stops here, not in its compiler."""
     if config.flash is not None and profile.backend != "onnxruntime":
         raise CheckpointError(
-            f"{config.family} does not run on {profile.backend}: TensorRT has no exclusive or, which its n-grams are hashed with",
+            f"{config.family} does not run on {profile.backend}: its n-grams are hashed with an exclusive or, which "
+            "TensorRT lacks",
             hint="set `backend: onnxruntime` and `precision: float32` in the profile",
         )
 

@@ -13,6 +13,7 @@ from edgebuild.errors import CheckpointError
 from edgebuild.export import FORMS, export_decoder
 from edgebuild.models import load_decoder
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.hash_check import refuse_other_hashes
 from module_runner import ModuleRunner
 from safetensors.torch import load_file, save_file
 
@@ -94,3 +95,13 @@ def test_half_precision_stays_near_and_keeps_its_matrices_in_float32(
         expected, actual = (runner.step(part, tier=128)["logits"] for runner in (whole, half))
         difference = torch.tensor(actual - expected).norm() / torch.tensor(expected).norm()
         assert difference <= tolerance
+
+
+def test_an_ngram_hash_other_than_the_configured_one_is_refused(tmp_path: Path) -> None:
+    """The files carry its factors; rows looked up under other ones would be other rows, and nothing would say so."""
+    toys.make_qwen4_exp(tmp_path, layers=2, interval=2, ple_layer_ids=[1])
+    checkpoint = open_checkpoint(tmp_path)
+    refuse_other_hashes(ModelConfig.from_hf(checkpoint.config), checkpoint)
+    assert any(name.endswith("layer_multipliers") for name in checkpoint.skipped)
+    with pytest.raises(CheckpointError, match="layer_multipliers is "):
+        refuse_other_hashes(ModelConfig.from_hf({**checkpoint.config, "seed": 99}), checkpoint)

@@ -199,9 +199,6 @@ class ModelConfig:
         """Layers that keep keys and values."""
         return sum(self.layer_kind(index) == ATTENTION for index in range(self.layers))
 
-    def has_experts(self, index: int) -> bool:
-        return self.moe is not None and self.moe.layers[index]
-
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor the decoder reads, under the names of the published checkpoints."""
         tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary_size, self.hidden_size)}

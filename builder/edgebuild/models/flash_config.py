@@ -13,6 +13,9 @@ from typing import Any
 from edgebuild.errors import CheckpointError
 from edgebuild.models.hybrid_config import DELTA_NET, positive
 
+_MASK = (1 << 64) - 1
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64 (Steele et al. 2014)
+_LAYER_STEP = 10007  # between the seeds of two tables
 GATES = ("silu", "sigmoid")
 SPARSE_ATTENTION = "qwen_sparse_attention"  # as Transformers spells a published "full_attention" of this family
 
@@ -25,11 +28,6 @@ class IndexerConfig:
     head_dim: int
     budget: int
     ratio: int
-
-    @property
-    def dense_tokens(self) -> int:
-        """Visible tokens up to which every one is chosen: all whole blocks, and the tail."""
-        return self.budget + self.ratio - 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,12 @@ class NgramConfig:
         """Rows of each head's part of the table, for the `place`-th layer that has one."""
         count = (self.size - 1) * self.heads
         return _primes_from(self.base, (place + 1) * count)[place * count :]
+
+    def multipliers(self, vocabulary_size: int, place: int) -> tuple[int, ...]:
+        """Odd factors of the hash, small enough that a token id times one of them stays within 63 bits."""
+        half = max(1, ((1 << 63) - 1) // vocabulary_size // 2)
+        seed = self.seed + _LAYER_STEP * place
+        return tuple(2 * (_splitmix(seed + _GAMMA * (index + 1)) % half) + 1 for index in range(self.size))
 
     def table_rows(self, place: int) -> int:
         return -(-sum(self.head_sizes(place)) // self.divisor) * self.divisor
@@ -175,6 +179,13 @@ def _ngram(config: Mapping[str, Any], kinds: tuple[str, ...]) -> NgramConfig | N
             hint=f"the width must divide by the heads, and the layers be of kind {DELTA_NET}",
         )
     return ngram
+
+
+def _splitmix(value: int) -> int:
+    value = (value + _GAMMA) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
 
 
 def _primes_from(start: int, count: int) -> tuple[int, ...]:

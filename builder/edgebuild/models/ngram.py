@@ -16,17 +16,7 @@ from edgebuild.models import window
 from edgebuild.models.flash_config import NgramConfig
 from edgebuild.models.parts import Kernel, Norm, State, Step, Weights, dtype_name
 
-_MASK = (1 << 64) - 1
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64 (Steele et al. 2014)
-_LAYER_STEP = 10007  # between the seeds of two tables
 _SMALLEST = 1e-6  # a gate below it has no square root's slope
-
-
-def multipliers(ngram: NgramConfig, vocabulary_size: int, place: int) -> tuple[int, ...]:
-    """Odd factors of the hash, small enough that a token id times one of them stays within 63 bits."""
-    half = max(1, ((1 << 63) - 1) // vocabulary_size // 2)
-    seed = ngram.seed + _LAYER_STEP * place
-    return tuple(2 * (_splitmix(seed + _GAMMA * (index + 1)) % half) + 1 for index in range(ngram.size))
 
 
 class Table(nn.Module):
@@ -53,7 +43,7 @@ class NgramEmbedding(nn.Module):
         super().__init__()
         self.config, self.hidden, self.streams, self.dtype = config, hidden, streams, dtype
         place = config.layers.index(index)
-        self.factors = multipliers(config, vocabulary, place)
+        self.factors = config.multipliers(vocabulary, place)
         self.sizes = config.head_sizes(place)
         wide = streams * hidden
         self.ple_embedding = Table(config.table_rows(place), config.head_width, dtype)
@@ -110,10 +100,3 @@ class NgramEmbedding(nn.Module):
                 chosen.append(mixed % self.sizes[head] + offset)
                 offset += self.sizes[head]
         return torch.stack(chosen, dim=-1)
-
-
-def _splitmix(value: int) -> int:
-    value = (value + _GAMMA) & _MASK
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
-    return value ^ (value >> 31)
