@@ -149,8 +149,10 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
              f"{described.get('version', 'not opened')} (artifact: {backend.version})")
         )  # fmt: skip
     if described:
-        known = ("device", "compute_capability", "driver", "threads")
-        rows.append(("device", ", ".join(f"{key} {described[key]}" for key in known if key in described)))
+        known = ("compute_capability", "driver", "threads")
+        parts = [str(described.get("device", "unknown"))]
+        parts += [f"{key.replace('_', ' ')} {described[key]}" for key in known if key in described]
+        rows.append(("device", ", ".join(parts)))
     rows.append(("sensors", _sensors(facts)))
     if config is not None and config.power_mode is not None:
         rows.append(("power mode", f"{facts.power_mode or 'unknown'}, expected {config.power_mode}"))

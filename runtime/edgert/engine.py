@@ -303,6 +303,7 @@ class _Loop:
             self._fail(worker, error)
         finally:
             runtime.backend.close()
+        observer.log_findings(self.metrics())
         if self.error is None:
             self._publish(worker, "closed")
 

@@ -5,12 +5,16 @@ Used on the engine's thread. The closer look asks the backend and the system; th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgert.diagnosis import running_findings
 from edgert.loading import Runtime, used_bytes
 from edgert.metrics import EngineSnapshot
 from edgert.worker import Worker
+
+log = logging.getLogger("edgert.engine")
 
 LOOK_S = 1.0
 
@@ -68,6 +72,11 @@ class Observer:
             throttle_events=dict(guard.throttle_events) if guard else {},
             guard_changes=guard.changes if guard else 0,
         )
+
+    def log_findings(self, snapshot: EngineSnapshot) -> None:
+        """At the end: what the metrics say was wrong. Level info: `edgert.diagnosis` gives the same at any time."""
+        for finding in running_findings(snapshot):
+            log.info("%s: %s; next: %s", finding.symptom, finding.cause, finding.next_step)
 
     def look(self) -> None:
         """The closer look, when it is due or a cell has run for the first time: memory peaks then."""

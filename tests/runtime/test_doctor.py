@@ -6,6 +6,7 @@ The artifact is files only; the backend behind it is the fake one, so that a cap
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -281,7 +282,8 @@ def test_low_acceptance_is_named_by_task() -> None:
     assert "task chat: 70 of 200 drafts accepted (35%)" in only(running_findings(taken), "acceptance low").cause
 
 
-def test_a_first_token_that_waits_for_a_slot_is_named() -> None:
+def test_a_first_token_that_waits_for_a_slot_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "edgert")
     backend: list[FakeBackend] = []
 
     def open_() -> Any:
@@ -295,6 +297,7 @@ def test_a_first_token_that_waits_for_a_slot_is_named() -> None:
             handle.result(30)
         cause = only(running_findings(engine.metrics()), "first token slow").cause
     assert "s for a slot on average" in cause
+    assert f"first token slow: {cause}; next: more slots" in caplog.text, "the log has it when the engine closes"
 
 
 def test_eager_steps_heat_and_a_closed_door_are_named() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from edgert.guards import detect
-from edgert.guards.nvml import NvmlSensors, SmiSensors, parse_smi, throttle_names, visible_gpu
+from edgert.guards.nvml import THROTTLE_REASONS, NvmlSensors, SmiSensors, parse_smi, throttle_names, visible_gpu
 from edgert.guards.readings import NoSensors
 
 
@@ -89,6 +89,19 @@ def test_the_gpu_is_the_one_that_cuda_sees_first() -> None:
     NvmlSensors(nvml, 3)
     NvmlSensors(nvml, "GPU-8f")
     assert nvml.asked == [3, "GPU-8f"]
+
+
+def test_the_bits_are_nvmls_own() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    named = {
+        "sw_power_cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
+        "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+        "sync_boost": pynvml.nvmlClocksThrottleReasonSyncBoost,
+        "sw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+        "hw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "hw_power_brake_slowdown": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    assert {name: bit for bit, name in THROTTLE_REASONS.items()} == named
 
 
 def test_bits_that_do_not_throttle_are_no_reason() -> None:
