@@ -28,7 +28,14 @@ CACHE, CONTEXT, SLOTS, VOCABULARY = 320, 256, 4, 300
 SMALL, LARGE = Cell("prefill", 1, 16, 256), Cell("prefill", 1, 64, 256)
 ONE, TWO, FOUR = (Cell("decode", batch, 1, 256) for batch in (1, 2, 4))
 CELLS = (SMALL, LARGE, ONE, Cell("decode", 1, 1, 128), TWO, FOUR)
-MAKERS = {"llama": toys.make_llama, "qwen2": toys.make_qwen2, "qwen3": toys.make_qwen3}
+MAKERS = {
+    "llama": toys.make_llama,
+    "qwen2": toys.make_qwen2,
+    "qwen3": toys.make_qwen3,
+    "qwen3_5": toys.make_qwen3_5,
+    "qwen3_5_moe": toys.make_qwen3_5_moe,
+    "qwen3_next": toys.make_qwen3_next,
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["te
         forms=forms,
     )
     build_engine(graph.path, artifact / "decoder.plan", CELLS)
-    states = tuple(StateSpec(s.name, s.name + ".out", "float16", s.kind, s.shape) for s in graph.states)
+    states = tuple(StateSpec(s.name, s.name + ".out", s.dtype, s.kind, s.shape) for s in graph.states)
     return Toy(artifact, checkpoint, states)
 
 
