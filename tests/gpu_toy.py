@@ -78,7 +78,9 @@ def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["te
     """Checkpoint → ONNX in float16 → engine with the cells above."""
     make = MAKERS[family]
     head_dim = 128 if family == "qwen3" else 64  # the written-out attention has a form for either
-    make(directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=head_dim, ffn=256)
+    # a slot's state must be a multiple of the device's alignment, also that of a convolution
+    recurrent = {} if family in ("llama", "qwen2", "qwen3") else {"key_dim": 32, "value_dim": 32}
+    make(directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=head_dim, ffn=256, **recurrent)
     checkpoint = open_checkpoint(directory / "checkpoint")
     artifact = directory / "artifact"
     artifact.mkdir()

@@ -240,7 +240,7 @@ def test_memory_is_accounted_for_and_given_back(toy: Toy) -> None:
     assert before - cuda.free_bytes() < 512 << 20  # the context and its kernels stay, nothing grows with use
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_5"])
 @pytest.mark.parametrize("attention", ["native", "written_out"])
 def test_both_formulations_of_attention_are_right_for_every_family(family: str, attention: Any, tmp_path: Path) -> None:
     toy = make_toy(tmp_path, family, forms=Forms(attention=attention, sampling="branchless"))
