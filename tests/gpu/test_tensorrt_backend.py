@@ -254,7 +254,9 @@ def test_an_engine_with_attention_that_tensorrt_gets_wrong_is_refused(
     from edgebuild.export import forms
     from onnxscript.onnx_opset import opset24 as op
 
-    def by_key_count(query: Any, keys: Any, values: Any, positions: Any, kv_positions: Any, scale: float) -> Any:
+    def by_key_count(
+        query: Any, keys: Any, values: Any, positions: Any, kv_positions: Any, scale: float, _chosen: Any = None
+    ) -> Any:
         keys, values = forms._tier(keys, kv_positions), forms._tier(values, kv_positions)
         counts = op.Add(op.ReduceMax(positions, op.Constant(value_ints=[1]), keepdims=0), op.Constant(value_int=1))
         return op.Attention(query, keys, values, None, None, None, counts, scale=scale, is_causal=1)[0]
