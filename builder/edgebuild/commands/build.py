@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--traffic", type=click.Path(path_type=Path), help="Trace or histogram.")
 @click.option("--output", type=click.Path(path_type=Path), help="Artifact.  [default: artifacts/MODEL-PROFILE]")
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
+@click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -28,6 +29,7 @@ def build(
     traffic: Path | None,
     output: Path | None,
     mtp: Path | None,
+    draft_vocabulary: int | None,
     max_cells: int | None,
     quiet: bool,
     as_json: bool,
@@ -47,7 +49,7 @@ def build(
     stages = Stages(quiet=quiet)
     profile = load_profile(profile_name)
     if mtp is not None:
-        profile = profile.with_drafter(mtp)
+        profile = profile.with_drafter(mtp, vocabulary=draft_vocabulary)
     checkpoint = given(model, profile, "model")
     source = given(traffic, profile, "traffic")
     target = output or Path("artifacts") / f"{model_name(checkpoint)}-{profile.name}"

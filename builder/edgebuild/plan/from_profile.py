@@ -41,8 +41,17 @@ class DrafterShape:
 # holds its weights once (1.01-1.08 x) and grows by 2.8 MB a profile at 2 layers; a one-row profile would double them.
 GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 512 * MIB, 0.08, 2)
 # ONNX Runtime keeps prepacked copies where memory allows: +640 MB beside 538 MB of weights. A cell is a shape, it holds
-# no memory.
-CPU = BackendCosts(19, "measured on 2 CPU cores: 23 ms a chunk, 1.22 ms a prompt token at 135M", 0, 160 * MIB, 1.19, 1)
+# no memory. A step with k drafts against one without: SmolLM2-135M, 8,192 tokens that may be drafted, CPU time of one
+# thread at a tier of 512 (43.1 ms plain; 46.5, 50.8, 54.3 ms for 2, 3, 4 rows; 3.0, 4.5, 6.0 ms for 1, 2, 3 drafts).
+CPU = BackendCosts(
+    launch_cost_tokens=19,
+    source="measured on 2 CPU cores: 23 ms a chunk, 1.22 ms a prompt token at 135M",
+    graph_bytes_per_layer_and_cell=0,
+    runtime_bytes=160 * MIB,
+    weight_copy_factor=1.19,
+    min_decode_rows=1,
+    draft_cost_ratios=(1.0, 1.15, 1.28, 1.40),
+)
 
 
 def limits_from(

@@ -191,12 +191,13 @@ class Profile(_Section):
             raise impossible("draft", f"draft.length is {self.draft.length} but mechanisms.enable_mtp is false")
         return self
 
-    def with_drafter(self, head: Path, length: int = DEFAULT_DRAFT_LENGTH) -> Profile:
-        """This profile with an MTP head; `length` drafts where it asks for none."""
+    def with_drafter(self, head: Path, *, vocabulary: int | None = None, length: int = DEFAULT_DRAFT_LENGTH) -> Profile:
+        """This profile with an MTP head. `vocabulary`, if given, over its own; `length` drafts where it asks for none."""
+        draft = {"length": self.draft.length or length, "vocabulary": vocabulary or self.draft.vocabulary}
         return self.model_copy(
             update={
                 "drafter": head,
-                "draft": self.draft if self.draft.length else self.draft.model_copy(update={"length": length}),
+                "draft": self.draft.model_copy(update=draft),
                 "mechanisms": self.mechanisms.model_copy(update={"enable_mtp": True}),
             }
         )
