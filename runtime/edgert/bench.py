@@ -21,7 +21,7 @@ import yaml
 
 from edgert.errors import EdgertError, RequestError
 from edgert.handles import Completion, Handle
-from edgert.metrics import percentile
+from edgert.metrics import Usage, percentile
 
 MAX_TRAFFIC_BYTES = 1 << 30
 WARM_UP_TOKENS = 4
@@ -246,11 +246,29 @@ def summarise(
         "longest_gap_ms": max(gaps, default=None),
         "slo": {"ttft_ms": slo_ttft_ms, "tpot_ms": slo_tpot_ms},
         "goodput_requests_per_s": None if good is None else good / seconds,
+        "drafts": _drafts(completions),
         "finish_reasons": {
             reason: sum(c.finish_reason == reason for c in completions)
             for reason in sorted({c.finish_reason for c in completions})
         },
     }
+
+
+def _drafts(completions: Sequence[Completion]) -> dict[str, Any] | None:
+    """Acceptance over all requests and by task; None where nothing was drafted. The bonus token counts as accepted."""
+    by_task: dict[str, list[Usage]] = {}
+    for completion in completions:
+        by_task.setdefault(completion.metrics.task or "", []).append(completion.usage)
+
+    def rates(usages: Sequence[Usage]) -> dict[str, float] | None:
+        proposed, accepted = sum(u.draft_proposed for u in usages), sum(u.draft_accepted for u in usages)
+        steps = sum(u.draft_steps for u in usages)
+        if not steps or not proposed:
+            return None
+        return {"acceptance": accepted / proposed, "mean_accepted_length": 1 + accepted / steps, "steps": steps}
+
+    total = rates([completion.usage for completion in completions])
+    return None if total is None else {**total, "by_task": {task: rates(each) for task, each in by_task.items()}}
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
@@ -278,6 +296,11 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(f"longest gap {report['longest_gap_ms']:.1f} ms")
     if report["goodput_requests_per_s"] is not None:
         lines.append(f"goodput {report['goodput_requests_per_s']:.2f} requests/s within the limits")
+    if report["drafts"] is not None:
+        drafts = report["drafts"]
+        lines.append(
+            f"drafts  {drafts['acceptance']:.0%} accepted, {drafts['mean_accepted_length']:.2f} tokens a step with drafts"
+        )
     return "\n".join([*lines, *(f"warning: {warning}" for warning in report.get("warnings", ()))])
 
 

@@ -65,6 +65,9 @@ def figures(completion: Completion) -> str:
     tokens = completion.usage.completion_tokens
     if tokens and metrics.latency_ms > 0:
         parts.append(f"{tokens * 1e3 / metrics.latency_ms:.1f} tokens/s")
+    accepted = completion.usage.mean_accepted_length
+    if accepted is not None:
+        parts.append(f"{completion.usage.acceptance:.0%} of drafts accepted, {accepted:.2f} tokens a step")
     return f"{', '.join(parts) or 'no tokens'} ({tokens} tokens, {completion.finish_reason})"
 
 

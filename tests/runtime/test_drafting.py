@@ -11,7 +11,9 @@ import fakes
 import numpy as np
 import pytest
 import toys
+from edgert import bench
 from edgert.backends.base import StepInputs
+from edgert.chat import figures
 from edgert.drafting import Acceptance, DraftBook, DraftControl, merged
 from edgert.engine import Engine
 from edgert.loading import Runtime
@@ -171,7 +173,7 @@ def test_sampled_tokens_follow_the_distribution_with_drafts_on(
                         top_k=top_k,
                         top_p=top_p,
                         seed=len(handles),
-                    )  # fmt: skip
+                    )
                 )
         accepted = engine.metrics().acceptance[""]
     chances = np.exp(logits[:8].astype(np.float64) / temperature)
@@ -258,6 +260,25 @@ def test_a_losing_task_is_switched_off_alone_probed_and_switched_on_again() -> N
             break
     assert control.switched_on == 1
     assert control.lengths()["story"][1] > 0
+
+
+def test_acceptance_is_told_with_the_answer_by_chat_and_by_bench() -> None:
+    with Engine(lambda: make_drafting(truth(), 3)) as engine:
+        done = [engine.submit([3, n], max_tokens=9, task="json" if n else None).result(60) for n in range(2)]
+    usage = done[0].usage
+    assert usage.acceptance == 1.0
+    assert usage.mean_accepted_length == 1 + usage.draft_accepted / usage.draft_steps > 3
+    assert "100% of drafts accepted" in figures(done[0])
+    requests = [bench.BenchRequest((3, n), 9, False) for n in range(2)]
+    report = bench.summarise(done, 1.0, requests, concurrency=1, traffic="made up", seed=0)
+    assert report["drafts"]["acceptance"] == 1.0
+    assert set(report["drafts"]["by_task"]) == {"", "json"}
+    assert "drafts  100% accepted" in bench.render(report)
+    with Engine(make_runtime) as engine:
+        plain = engine.submit([3, 1], max_tokens=9).result(60)
+    assert (plain.usage.acceptance, plain.usage.mean_accepted_length) == (None, None)
+    assert bench.summarise([plain], 1.0, requests[:1], concurrency=1, traffic="", seed=0)["drafts"] is None
+    assert "drafts" not in figures(plain)
 
 
 def test_a_slot_that_missed_a_step_is_not_drafted_for_again() -> None:

@@ -192,7 +192,7 @@ class Profile(_Section):
         return self
 
     def with_drafter(self, head: Path, *, vocabulary: int | None = None, length: int = DEFAULT_DRAFT_LENGTH) -> Profile:
-        """This profile with an MTP head. `vocabulary`, if given, over its own; `length` drafts where it asks for none."""
+        """This profile with an MTP head. `vocabulary` goes over its own; `length`: where it asks for none."""
         draft = {"length": self.draft.length or length, "vocabulary": vocabulary or self.draft.vocabulary}
         return self.model_copy(
             update={
