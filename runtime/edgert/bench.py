@@ -299,7 +299,7 @@ def render(report: Mapping[str, Any]) -> str:
     if report["drafts"] is not None:
         drafts = report["drafts"]
         lines.append(
-            f"drafts  {drafts['acceptance']:.0%} accepted, {drafts['mean_accepted_length']:.2f} tokens a step with drafts"
+            f"drafts  {drafts['acceptance']:.0%} accepted, {drafts['mean_accepted_length']:.2f} tokens a drafted step"
         )
     return "\n".join([*lines, *(f"warning: {warning}" for warning in report.get("warnings", ()))])
 
