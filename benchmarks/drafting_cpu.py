@@ -1,8 +1,8 @@
 """Drafting on a CPU: CPU time a token and acceptance by draft length, on an artifact with a drafter.
 
-`python benchmarks/drafting_cpu.py ARTIFACT [--prompts N] [--tokens N]`. One thread, and the process's own CPU time, so that a busy
-machine changes little; the lengths take turns prompt by prompt. Prompts are held-out built-in ones; the ids of all lengths must
-be the same.
+`python benchmarks/drafting_cpu.py ARTIFACT [--prompts N] [--tokens N]`. One thread, and the process's own CPU time, so
+that a busy machine changes little; the lengths take turns prompt by prompt. Prompts are held-out built-in ones; the ids
+of all lengths must be the same.
 """
 
 from __future__ import annotations
