@@ -31,7 +31,12 @@ class CudaError(BackendError):
         _, text = rt.cudaGetErrorString(status)
         self.reason = name.decode() if isinstance(name, bytes) else str(name)
         words = text.decode() if isinstance(text, bytes) else str(text)
-        super().__init__(f"{call}: {self.reason} ({words})")
+        hint = None
+        if self.reason in ("cudaErrorInsufficientDriver", "cudaErrorNoDevice"):
+            hint = (
+                "this machine has no NVIDIA GPU, or its driver is older than the CUDA that cuda-bindings was made for"
+            )
+        super().__init__(f"{call}: {self.reason} ({words})", hint=hint)
 
 
 def check(call: str, result: tuple[Any, ...]) -> Any:
