@@ -34,7 +34,7 @@ class CudaError(BackendError):
         hint = None
         if self.reason in ("cudaErrorInsufficientDriver", "cudaErrorNoDevice"):
             hint = (
-                "this machine has no NVIDIA GPU, or its driver is older than the CUDA that cuda-bindings was made for"
+                "this machine has no NVIDIA GPU, or a driver older than the CUDA of cuda-bindings"
             )
         super().__init__(f"{call}: {self.reason} ({words})", hint=hint)
 
