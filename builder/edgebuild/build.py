@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shlex
 import shutil
 import subprocess
@@ -35,13 +34,12 @@ from edgert.manifest import (
 from edgebuild import __version__
 from edgebuild.artifact import ArtifactWriter
 from edgebuild.checkpoint import Checkpoint, match_tensors, open_checkpoint
-from edgebuild.drafter import DrafterWeights, find_drafter
+from edgebuild.drafter import DrafterWeights, drafter_shape, find_drafter
 from edgebuild.engine.targets import can_build_here, device_capability
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.hash_check import refuse_other_hashes
-from edgebuild.models.mtp_config import expected_mtp_tensors
-from edgebuild.plan import DrafterShape, ModelShape, Plan, make_plan
+from edgebuild.plan import ModelShape, Plan, make_plan
 from edgebuild.profile import Profile
 from edgebuild.progress import Stages
 from edgebuild.traffic import Histogram, dump_histogram
@@ -76,7 +74,8 @@ def build(
     for name in (*checkpoint.skipped, *left_out):
         stages.note(f"left out: {name}")
     with stages.stage("plan"):
-        shape = None if drafter is None else _drafter_shape(drafter, config, checkpoint, profile)
+        limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
+        shape = None if drafter is None else drafter_shape(config, profile, limit, drafter.acceptance)
         plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape)
     drafter = drafter if plan.draft.length else None
     for note in plan.notes:
@@ -353,17 +352,6 @@ def _find_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint)
             hint="give a head with --mtp FILE (edgebuild train-mtp makes one), or set draft.length to 0",
         )
     return drafter
-
-
-def _drafter_shape(
-    drafter: DrafterWeights, config: ModelConfig, checkpoint: Checkpoint, profile: Profile
-) -> DrafterShape:
-    limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
-    drafted = min(limit, profile.draft.vocabulary or limit)
-    tables = 1 if config.tie_word_embeddings else 2
-    own = sum(math.prod(shape) for shape in expected_mtp_tensors(config).values())
-    kv = 2 * config.kv_heads * config.head_dim
-    return DrafterShape(own + tables * drafted * config.hidden_size, kv, drafter.acceptance)
 
 
 def _identity(checkpoint: Checkpoint, sources: Sequence[SourceEntry]) -> str:

@@ -7,6 +7,7 @@ first) and a JSON card in its header. Reading the headers imports no torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,13 @@ from edgebuild.checkpoint.safetensors_header import read_header
 from edgebuild.errors import CheckpointError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.mtp_config import PREFIX, expected_mtp_tensors
+from edgebuild.plan import DrafterShape
 
 if TYPE_CHECKING:
     import torch
 
     from edgebuild.models.mtp import Mtp
+    from edgebuild.profile import Profile
 
 DRAFT_TOKENS = "draft_tokens"
 _CARD = "card"
@@ -58,10 +61,7 @@ class DrafterWeights:
     @property
     def acceptance(self) -> tuple[float, ...]:
         """Held-out acceptance by position, the mean over tasks; () where the card does not say."""
-        sets = self.card.get("acceptance")
-        tasks: Mapping[str, Any] = next(iter(sets.values()), {}) if isinstance(sets, dict) else {}
-        rates = [entry["acceptance"] for entry in tasks.values()]
-        return tuple(sum(column) / len(column) for column in zip(*rates, strict=False))
+        return mean_acceptance(self.card)
 
     def draft_tokens(self, token_limit: int, count: int | None) -> tuple[int, ...]:
         """Ids that may be drafted, ascending: the `count` most used of the sidecar's list; all without a list."""
@@ -98,6 +98,41 @@ def find_drafter(checkpoint: Checkpoint, config: ModelConfig, sidecar: Path | No
         return None
     _match(expected, own, checkpoint.path.name)
     return DrafterWeights(checkpoint)
+
+
+def drafter_shape(
+    config: ModelConfig, profile: Profile, token_limit: int, acceptance: tuple[float, ...]
+) -> DrafterShape:
+    """What the plan needs to know of a drafter for this model. token_limit: ids that the tokenizer knows."""
+    drafted = min(token_limit, profile.draft.vocabulary or token_limit)
+    tables = 1 if config.tie_word_embeddings else 2
+    own = sum(math.prod(shape) for shape in expected_mtp_tensors(config).values())
+    return DrafterShape(own + tables * drafted * config.hidden_size, 2 * config.kv_heads * config.head_dim, acceptance)
+
+
+def planned_drafter(profile: Profile, config: ModelConfig) -> DrafterShape | None:
+    """The drafter that a build would use, as far as a config and a head's card tell; None where none is asked for."""
+    if not profile.draft.length:
+        return None
+    acceptance: tuple[float, ...] = ()
+    if profile.drafter is not None:
+        if not profile.drafter.is_file():
+            raise CheckpointError(f"no drafter at {profile.drafter}", hint="make one: edgebuild train-mtp")
+        acceptance = mean_acceptance(_card(profile.drafter))
+    elif not config.mtp_layers:
+        raise CheckpointError(
+            f"the profile asks for draft length {profile.draft.length}, but the model has no MTP layers",
+            hint="give a head with --mtp FILE (edgebuild train-mtp makes one), or set draft.length to 0",
+        )
+    return drafter_shape(config, profile, config.vocabulary_size, acceptance)
+
+
+def mean_acceptance(card: Mapping[str, Any]) -> tuple[float, ...]:
+    """Held-out acceptance by position, the mean over tasks; () where the card does not say."""
+    sets = card.get("acceptance")
+    tasks: Mapping[str, Any] = next(iter(sets.values()), {}) if isinstance(sets, dict) else {}
+    rates = [entry["acceptance"] for entry in tasks.values()]
+    return tuple(sum(column) / len(column) for column in zip(*rates, strict=False))
 
 
 def write_sidecar(path: Path, mtp: Mtp, draft_tokens: Sequence[int], card: Mapping[str, Any]) -> int:

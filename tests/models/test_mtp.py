@@ -11,12 +11,16 @@ import pytest
 import torch
 import toys
 from edgebuild.checkpoint import open_checkpoint
-from edgebuild.drafter import find_drafter, load_mtp, write_sidecar
+from edgebuild.drafter import find_drafter, load_mtp, planned_drafter, write_sidecar
 from edgebuild.errors import CheckpointError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.drafting import MtpGraph
 from edgebuild.models.mtp import Mtp
 from edgebuild.models.mtp_config import expected_mtp_tensors, mtp_config
+from edgebuild.plan import ModelShape, make_plan
+from edgebuild.profile import load_profile
+from edgebuild.profile.loader import bundled_traffic
+from edgebuild.traffic import read_traffic
 from toy_mtp import NaiveMtp, add_to_checkpoint, mtp_shapes, random_mtp
 from toy_mtp import write_sidecar as write_raw
 
@@ -146,3 +150,35 @@ def test_a_sidecar_gives_back_what_was_written(tmp_path: Path, toy_llama: Path) 
     assert own is not None
     with pytest.raises(CheckpointError, match="draft vocabulary of 10"):
         own.draft_tokens(300, 10)
+
+
+def test_the_plan_takes_a_heads_measured_acceptance_and_says_where_a_length_comes_from(
+    tmp_path: Path, toy_llama: Path
+) -> None:
+    config = config_of(toy_llama)
+    module = Mtp(config)
+    module.load_state_dict({name.removeprefix("mtp."): value for name, value in random_mtp(toy_llama).items()})
+    histogram = read_traffic(bundled_traffic())
+    plans, shape = {}, ModelShape.from_config(config)
+    for name, rates in (("good", [0.9, 0.9, 0.9]), ("poor", [0.1, 0.1, 0.1]), ("unknown", None)):
+        head = tmp_path / f"{name}.safetensors"
+        card = {} if rates is None else {"acceptance": {"held_out": {"chat": {"acceptance": rates}}}}
+        write_sidecar(head, module, range(300), card)
+        profile = load_profile("cpu").with_drafter(head, vocabulary=100)
+        plans[name] = make_plan(profile, histogram, shape, None, planned_drafter(profile, config))
+    assert plans["good"].draft.length == 3
+    assert "plain steps" in plans["good"].draft.reason
+    assert {cell.query_rows for cell in plans["good"].cells if cell.kind == "decode"} == {1, 4}
+    lines = {line.label: line.bytes for line in plans["good"].ledger.lines}
+    weights = sum(int(np.prod(shape)) for shape in expected_mtp_tensors(config).values()) + 100 * config.hidden_size
+    assert lines["drafter weights"] == 4 * weights
+    assert plans["poor"].draft.length == 0
+    assert any("no drafts, though the profile asks for 3" in note for note in plans["poor"].notes)
+    assert "drafter weights" not in {line.label for line in plans["poor"].ledger.lines}
+    assert plans["unknown"].draft.length == 3
+    assert "nothing is measured" in plans["unknown"].draft.reason
+    plain = load_profile("cpu")
+    assert planned_drafter(plain, config) is None
+    asking = plain.with_drafter(tmp_path / "good.safetensors").model_copy(update={"drafter": None})
+    with pytest.raises(CheckpointError, match="no MTP layers"):
+        planned_drafter(asking, config)

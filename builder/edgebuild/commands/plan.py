@@ -11,7 +11,8 @@ import click
 from edgebuild.errors import CheckpointError, ProfileError
 
 if TYPE_CHECKING:
-    from edgebuild.plan import ModelShape, Plan
+    from edgebuild.models.config import ModelConfig
+    from edgebuild.plan import Plan
     from edgebuild.profile import Profile
 
 
@@ -21,28 +22,40 @@ if TYPE_CHECKING:
     "--model", type=click.Path(path_type=Path), help="Checkpoint: folder (config.json is enough) or GGUF file."
 )
 @click.option("--traffic", type=click.Path(path_type=Path), help="Trace or histogram.")
+@click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
+@click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(profile_name: str, model: Path | None, traffic: Path | None, max_cells: int | None, as_json: bool) -> None:
+def plan(
+    profile_name: str,
+    model: Path | None,
+    traffic: Path | None,
+    mtp: Path | None,
+    draft_vocabulary: int | None,
+    max_cells: int | None,
+    as_json: bool,
+) -> None:
     """Decide chunk sizes, KV tiers, cells, memory and draft length; build nothing."""
-    from edgebuild.plan import make_plan
+    from edgebuild.drafter import planned_drafter
+    from edgebuild.plan import ModelShape, make_plan
     from edgebuild.profile import load_profile
     from edgebuild.traffic import read_traffic
 
     profile = load_profile(profile_name)
-    shape = model_shape(given(model, profile, "model"))
+    if mtp is not None:
+        profile = profile.with_drafter(mtp, vocabulary=draft_vocabulary)
+    config = model_config(given(model, profile, "model"))
     histogram = read_traffic(given(traffic, profile, "traffic"))
-    made = make_plan(profile, histogram, shape, max_cells)
+    made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, planned_drafter(profile, config))
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=2))
     else:
         show_plan(made)
 
 
-def model_shape(path: Path) -> ModelShape:
-    """The numbers of a checkpoint: a GGUF file, or a folder of which only config.json need be there."""
+def model_config(path: Path) -> ModelConfig:
+    """The configuration of a checkpoint: a GGUF file, or a folder of which only config.json need be there."""
     from edgebuild.models.config import ModelConfig
-    from edgebuild.plan import ModelShape
 
     if path.is_dir():
         file = path / "config.json"
@@ -54,10 +67,10 @@ def model_shape(path: Path) -> ModelShape:
             raise CheckpointError(f"{file}: not JSON: {error}") from error
         if not isinstance(config, dict):
             raise CheckpointError(f"{file}: expected a JSON object")
-        return ModelShape.from_config(ModelConfig.from_hf(config))
+        return ModelConfig.from_hf(config)
     from edgebuild.checkpoint import open_checkpoint
 
-    return ModelShape.from_config(ModelConfig.from_hf(open_checkpoint(path).config))
+    return ModelConfig.from_hf(open_checkpoint(path).config)
 
 
 def given(option: Path | None, profile: Profile, key: str) -> Path:

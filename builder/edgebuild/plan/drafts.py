@@ -8,7 +8,7 @@ This module knows numbers only; nothing measured means no drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ACCEPTANCE_THRESHOLD = 0.6
 
@@ -36,20 +36,26 @@ def expected_tokens(acceptance: Sequence[float], length: int) -> float:
 def draft_length_for(
     asked: int, acceptance: Sequence[float], step_cost_ms: Sequence[float], threshold: float
 ) -> DraftChoice:
-    """The length for a drafter of which at most `asked` drafts are wanted: by measurement where there is one."""
+    """The length for a drafter of which at most `asked` drafts are wanted: by measurement where there is one.
+
+    step_cost_ms: here relative to a step without drafts, which is what a backend's costs are known as before a build.
+    """
     if not asked:
         return choose_draft_length(acceptance, step_cost_ms, threshold)
     known = min(asked, len(acceptance), len(step_cost_ms) - 1)
     if known < 1:
         reason = f"{asked} asked for by the profile; nothing is measured for this model and device"
         return DraftChoice(asked, 1.0, None, tuple(acceptance[:asked]), reason)
-    return choose_draft_length(acceptance[:known], step_cost_ms[: known + 1], threshold)
+    chosen = choose_draft_length(acceptance[:known], step_cost_ms[: known + 1], threshold, unit="plain steps")
+    return replace(chosen, tokens_per_ms=None)
 
 
 def choose_draft_length(
     acceptance: Sequence[float],
     step_cost_ms: Sequence[float],
     threshold: float = ACCEPTANCE_THRESHOLD,
+    *,
+    unit: str = "ms",
 ) -> DraftChoice:
     """The k in 0..K that maximises expected tokens per ms; equal rates go to the smaller k.
 
@@ -71,7 +77,7 @@ def choose_draft_length(
     rates = [expected_tokens(acceptance, k) / step_cost_ms[k] for k in range(preferred + 1)]
     length = max(range(len(rates)), key=lambda k: (rates[k], -k))
     reason = (
-        f"{expected_tokens(acceptance, length):.2f} tokens in {step_cost_ms[length]:.2f} ms a step is the best of "
+        f"{expected_tokens(acceptance, length):.2f} tokens in {step_cost_ms[length]:.2f} {unit} is the best of "
         f"k = 0..{preferred} (acceptance >= {threshold:g})"
     )
     return DraftChoice(length, expected_tokens(acceptance, length), rates[length], tuple(acceptance), reason)
