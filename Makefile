@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO ?= artifacts/smollm2-135m-cpu
+HEAD ?= builder/edgebuild/heads/smollm2-135m-instruct.mtp.safetensors
 QUESTION ?= What is the capital of France?
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -35,7 +36,7 @@ $(DEMO)/manifest.json: | $(VENV)/.build
 	@model=$$($(BIN)/python -m edgebuild.demo_model | tail -n 1) && \
 	echo "→ building it for this CPU and real traffic" && \
 	$(BIN)/edgebuild --profile profiles/cpu.yaml --model "$$model" \
-	  --traffic profiles/traffic/azure-conv-2023.yaml --output $(DEMO)
+	  --traffic profiles/traffic/azure-conv-2023.yaml --mtp $(HEAD) --draft-vocabulary 8192 --output $(DEMO)
 
 demo: $(DEMO)/manifest.json
 	@echo "→ asking it: $(QUESTION)"
