@@ -22,6 +22,8 @@ from edgert.errors import ConfigError, EdgertError
 if TYPE_CHECKING:
     from edgert.engine import Engine
 
+MAX_REQUESTS = 100_000  # of one benchmark: their prompts are drawn before it starts
+
 
 def _ids(text: str) -> list[int]:
     try:
@@ -30,9 +32,9 @@ def _ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected token ids such as 1,2,3") from None
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= MAX_REQUESTS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from 1 to {MAX_REQUESTS}")
     return int(text)
 
 
@@ -62,8 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=run_bench_command)
     _artifact(bench)
     bench.add_argument("--traffic", type=Path, required=True, metavar="FILE", help="histogram YAML, or Azure-style CSV")
-    bench.add_argument("--requests", type=_positive, required=True, metavar="N")
-    bench.add_argument("--concurrency", type=_positive, default=1, metavar="C", help="requests at a time (default 1)")
+    bench.add_argument("--requests", type=_count, required=True, metavar="N")
+    bench.add_argument("--concurrency", type=_count, default=1, metavar="C", help="requests at a time (default 1)")
     bench.add_argument("--seed", type=int, default=0, help="of the drawn lengths and prompts (default 0)")
     bench.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="limit that goodput counts by")
     bench.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="limit that goodput counts by")
@@ -193,6 +195,7 @@ def run_bench_command(options: argparse.Namespace) -> int:
         if tty or done == of or done % max(1, of // 10) == 0:
             print(f"{done}/{of} requests", end="\r" if tty and done < of else "\n", file=sys.stderr, flush=True)
 
+    concurrency = min(options.concurrency, options.requests)
     with _load(options) as engine:
         requests = bench.make_requests(
             draws,
@@ -201,15 +204,13 @@ def run_bench_command(options: argparse.Namespace) -> int:
             vocabulary=vocabulary,
             seed=options.seed,
         )
-        completions, seconds = bench.run_bench(
-            engine, requests, concurrency=min(options.concurrency, options.requests), progress=progress
-        )
+        completions, seconds = bench.run_bench(engine, requests, concurrency=concurrency, progress=progress)
         warnings = list(engine.describe().get("warnings", ()))
     report = bench.summarise(
         completions,
         seconds,
         requests,
-        concurrency=options.concurrency,
+        concurrency=concurrency,
         traffic=draws.name,
         seed=options.seed,
         slo_ttft_ms=options.slo_ttft_ms,
@@ -233,6 +234,9 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; also the console script's, which exits with what this returns."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # whoever started us closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end an answer

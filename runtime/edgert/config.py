@@ -7,7 +7,6 @@ here with the line, the reason and the values that are allowed. Knows the manife
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -257,6 +256,8 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
             raise ConfigError(f"override: {key}: {type(value).__name__} is not a plain value") from None
         if node is not None:
             at[key] = _Entry(key, node, overridden=True)
+    if at["enable_mtp"].flag() and manifest.draft_length == 0:  # before mtp_num_heads, whose range is empty then
+        raise at["enable_mtp"].fail("this artifact has no drafter", hint="set it to false, or rebuild with MTP")
     bounds = at["prefill_decode_ratio_range"].integers(2, 2)
     config = RuntimeConfig(
         enable_chunked_prefill=at["enable_chunked_prefill"].flag(),
@@ -314,12 +315,8 @@ def _check_together(config: RuntimeConfig, manifest: Manifest, at: dict[str, _En
                 f"{kind} reaches {reach} positions, context_tokens is {config.context_tokens}",
                 hint="keep the largest tier, or lower context_tokens",
             )
-    if config.enable_mtp and manifest.draft_length == 0:
-        raise at["enable_mtp"].fail("this artifact has no drafter", hint="set it to false, or rebuild with MTP")
     if config.enable_mtp and config.mtp_num_heads == 0:
         raise at["mtp_num_heads"].fail("0 heads with enable_mtp: true", hint=f"1 to {manifest.draft_length}")
     soft, hard = config.soft_temperature_c, config.hard_temperature_c
     if soft is not None and hard is not None and hard <= soft:
         raise at["hard_temperature_c"].fail(f"{hard:g} is not above soft_temperature_c ({soft:g})")
-    if not math.isfinite(config.memory_margin_fraction):
-        raise at["memory_margin_fraction"].fail("is not a finite number")

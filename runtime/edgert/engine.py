@@ -11,11 +11,12 @@ request before it goes in, and knows neither slots nor plans.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -88,6 +89,8 @@ class Engine(AbstractContextManager["Engine"]):
         """
         try:
             params = _params(params, sampling)
+            if task is not None and not isinstance(task, str):
+                raise RequestError(f"task is {type(task).__name__}: expected a text")
             ids = self._prompt_ids(prompt, chat)
             self._check(ids, params)
         except RequestError:
@@ -371,6 +374,8 @@ def _cancel_on_exit(handle: Handle) -> Iterator[Delta]:
 
 def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
     if params is not None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {type(params).__name__}: expected SamplingParams")
         if sampling:
             raise RequestError(f"give params or keywords, not both: {', '.join(sampling)}")
         return params
@@ -383,12 +388,15 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
 
 
 def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    try:
-        ids = tuple(prompt)
-    except TypeError:
-        raise RequestError(f"the prompt is {type(prompt).__name__}: expected text or token ids") from None
-    for token in ids:
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+    if isinstance(prompt, (bytes, bytearray, Set, Mapping)) or not isinstance(prompt, Iterable):
+        raise RequestError(f"the prompt is {type(prompt).__name__}: expected text or token ids")
+    ids = []
+    for token in prompt:
+        try:
+            ids.append(operator.index(token if not isinstance(token, bool) else None))  # type: ignore[arg-type]
+        except TypeError:
             kind = type(token).__name__
-            raise RequestError(f"the prompt is a list holding {kind}: expected one text, or token ids in a list")
-    return tuple(int(token) for token in ids)
+            raise RequestError(
+                f"the prompt is a list holding {kind}: expected one text, or token ids in a list"
+            ) from None
+    return tuple(ids)

@@ -126,6 +126,3 @@ class Output:
             return piece
         emitted, matched = self._stops.push(piece)
         return emitted if matched else emitted + self._stops.finish()
-
-
-OutputFactory = Callable[[Request, Handle], Output]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +44,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if not isinstance(value, Iterable) or isinstance(value, bytes):
+                raise RequestError(f"{name} is {value!r}: expected a list")
+            object.__setattr__(self, name, tuple(value))
         _whole("max_tokens", self.max_tokens, 1, None)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         if self.seed is not None:
@@ -56,6 +60,8 @@ class SamplingParams:
                 raise RequestError(f"stop holds {text!r}: expected non-empty strings")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, None)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}: expected true or false")
 
     def seeded(self) -> int:
         """The request's seed: the one given, or a fresh one."""
@@ -81,5 +87,9 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
 
 def _real(name: str, value: object, expected: str, accepts: object) -> None:
     good = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or not accepts(value):  # type: ignore[arg-type,operator]
-        raise RequestError(f"{name} is {value!r}: expected a number {expected}")
+    try:
+        good = good and math.isfinite(value) and accepts(value)  # type: ignore[arg-type,operator]
+    except OverflowError:  # a whole number that no float holds
+        good = False
+    if not good:
+        raise RequestError(f"{name} is {repr(value)[:40]}: expected a number {expected}")

@@ -17,6 +17,9 @@ from edgert.requests import Decoding, Prefilling, Request
 from edgert.sampling import uniform
 from edgert.scheduler import DecodePlan, PrefillPlan
 
+# Normal float32 numbers: a parameter that became 0 or infinite on its way to the graph would mean something else there.
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class RowOutcome:
@@ -112,8 +115,8 @@ def _sampling(step: StepInputs, row: int, request: Request, *, position: int) ->
     params = request.params
     if params.temperature == 0:
         return
-    step.temperature[row] = params.temperature
+    step.temperature[row] = min(max(float(params.temperature), LEAST), MOST)
     step.top_k[row] = params.top_k
-    step.top_p[row] = params.top_p
+    step.top_p[row] = max(float(params.top_p), LEAST)
     for column in range(step.uniform.shape[1]):
         step.uniform[row, column] = uniform(request.seed, position + column)

@@ -93,10 +93,6 @@ class TextCodec:
         """A fresh stream."""
         return Detokenizer(self._kind, skip_special_tokens=skip_special_tokens)
 
-    def stop_matcher(self, stops: Sequence[str]) -> StopMatcher:
-        """A fresh matcher. Raises RequestError for an empty stop string."""
-        return StopMatcher(stops)
-
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **names: Any
     ) -> str:
@@ -146,7 +142,7 @@ def _spelling(tokenizer: tokenizers.Tokenizer, token_id: int | None) -> str:
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    if isinstance(messages, (str, bytes, Mapping)) or not messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise RequestError("a conversation must be a list of at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -127,6 +127,7 @@ def test_errors_have_the_exit_code_of_their_class(
         ["generate", "toy", "--prompt", "a", "--chat", "b"],
         ["generate", "toy", "--prompt-ids", "1,x"],
         ["bench", "toy", "--traffic", "f", "--requests", "0"],
+        ["bench", "toy", "--traffic", "f", "--requests", "99999999999999"],
         ["fly"],
     ],
 )
@@ -170,6 +171,18 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     os.close(write)
     assert process.returncode == 141
     assert process.stderr == b""
+
+
+def test_closed_standard_streams_are_no_traceback(tmp_path: Path) -> None:
+    """A service manager may start us without any; Python gives None for each of them."""
+    script = (
+        "import os, sys; from edgert import cli\n"
+        "cli.run_generate = lambda options: print(sys.stdin.read(), sys.stdout.isatty(), sys.stderr.isatty()) or 0\n"
+        "os._exit(cli.main())"
+    )
+    command = f'exec "{sys.executable}" -c "$0" generate "{tmp_path}" --prompt a <&- >&- 2>&-'
+    process = subprocess.run(["sh", "-c", command, script], check=False)
+    assert process.returncode == 0
 
 
 def test_a_damaged_artifact_never_reaches_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,12 @@ def test_drafting_can_be_switched_off_and_shortened() -> None:
     assert parse_config(on.replace("enable_mtp: true", "enable_mtp: false"), manifest).draft_length == 0
 
 
+def test_a_draft_length_without_a_drafter_is_refused_for_the_drafter() -> None:
+    """What `--draft-length 3` asks for: no range of 0 to 0 is quoted."""
+    with pytest.raises(ConfigError, match="override: enable_mtp: this artifact has no drafter"):
+        parse_config(SCHEDULER, MANIFEST, {"enable_mtp": True, "mtp_num_heads": 3})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "pattern"),
     [

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from edgert.aio import AsyncEngine
 from edgert.engine import Engine
@@ -80,7 +81,7 @@ def test_prompt_ids_reach_to_the_embedding_rows_and_sampled_ids_to_the_tokenizer
                 engine.submit([0, bad])
 
 
-@pytest.mark.parametrize("prompt", [5, 2.5, [1.5], [True], [[1]]])
+@pytest.mark.parametrize("prompt", [5, 2.5, [1.5], [True], [[1]], b"ab", {1, 2}, {1: 2}, np.array([[1, 2]])])
 def test_a_prompt_of_another_type_is_refused(prompt: Any) -> None:
     with running() as (engine, _), pytest.raises(RequestError):
         engine.submit(prompt)
@@ -346,3 +347,11 @@ def test_an_unknown_keyword_is_refused_with_the_known_ones() -> None:
             engine.submit([1], temprature=1)
         with pytest.raises(RequestError, match="not both"):
             engine.submit([1], params=SamplingParams(), top_k=1)
+
+
+def test_params_and_task_of_another_type_are_refused() -> None:
+    """A task that cannot be a key would otherwise end the engine where drafts are counted by task."""
+    with running() as (engine, _):
+        for bad in ({"params": {"max_tokens": 3}}, {"task": ["chat"]}, {"task": 5}):
+            with pytest.raises(RequestError, match=f"{next(iter(bad))} is"):
+                engine.submit([1], **bad)

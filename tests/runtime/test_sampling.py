@@ -30,6 +30,12 @@ from scipy import stats
         ("stop", ("",)),
         ("stop", (3,)),
         ("stop_token_ids", (-1,)),
+        ("temperature", 10**400),
+        ("top_p", 10**400),
+        ("stop", None),
+        ("stop", b"end"),
+        ("stop_token_ids", 5),
+        ("ignore_eos", "no"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:

@@ -52,6 +52,16 @@ def test_a_decode_step_has_drafts_idle_rows_and_numbers_by_output_position() -> 
     assert step.top_k.tolist() == [7, 0, 0, 0]
 
 
+def test_parameters_too_small_or_large_for_float32_stay_what_they_are() -> None:
+    """top_p 0 keeps no token at all: the graph failed on it, and with it every request of the engine."""
+    cell, limits = Cell("prefill", 1, 8, 64), np.finfo(np.float32)
+    for temperature in (1e-320, 1e300, 10**300):
+        state = Prefilling(request(temperature=temperature, top_p=1e-300), 2)
+        step = prefill_inputs(PrefillPlan(cell, 2, 0, 8, Pace()), state)
+        assert step.temperature[0] in (limits.tiny, limits.max)
+        assert step.top_p[0] == limits.tiny
+
+
 def test_a_sequence_without_a_known_token_cannot_be_launched_from_the_host() -> None:
     plan = DecodePlan(Cell("decode", 1, 1, 64), 2, (2,), {}, Pace())
     with pytest.raises(ValueError, match="without a token"):

@@ -189,7 +189,7 @@ def test_without_a_template_a_chat_is_refused() -> None:
         byte_fallback().render_chat([{"role": "user", "content": "hi"}])
 
 
-@pytest.mark.parametrize("messages", [[], "hi", [{"content": "x"}], [{"role": "user"}], [3]])
+@pytest.mark.parametrize("messages", [[], "hi", 5, {"role": "user"}, [{"content": "x"}], [{"role": "user"}], [3]])
 def test_malformed_conversations_are_refused(messages: object) -> None:
     with pytest.raises(RequestError):
         byte_level().render_chat(messages)  # type: ignore[arg-type]
