@@ -12,7 +12,7 @@ from edgert.backends.base import Backend, StepInputs
 from edgert.cells import Cell
 from edgert.step import empty_step
 
-REPEATS = 2  # the least of them counts: what disturbs a step only makes it longer
+REPEATS = 2  # rounds over all lengths; the least counts: what disturbs a step only makes it longer
 
 
 def measure_step_costs(
@@ -25,16 +25,15 @@ def measure_step_costs(
     decode = [cell for cell in cells if cell.kind == "decode" and cell.batch <= slots]
     costs: dict[int, tuple[float, ...]] = {}
     for batch in sorted({cell.batch for cell in decode}):
-        found: list[float] = []
+        steps = []
         for drafts in range(draft_length + 1):
             enough = [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
-            if not enough:
-                break
-            cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
-            step = replace(empty_step(cell, 0), prime=drafts > 0, draft_length=drafts)
-            found.append(min(_time(backend, step, clock) for _ in range(REPEATS)))
-        if len(found) == draft_length + 1:
-            costs[batch] = tuple(found)
+            if enough:
+                cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
+                steps.append(replace(empty_step(cell, 0), prime=drafts > 0, draft_length=drafts))
+        if len(steps) == draft_length + 1:
+            rounds = [[_time(backend, step, clock) for step in steps] for _ in range(REPEATS)]
+            costs[batch] = tuple(min(column) for column in zip(*rounds, strict=True))
     return costs
 
 
