@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 import torch
 import toys
-from edgebuild.checkpoint import open_checkpoint
-from edgebuild.drafter import find_drafter
-from edgebuild.export import FORMS, export_decoder
-from edgebuild.export.mtp import export_mtp
-from edgebuild.models.config import ModelConfig
+from drafting_toy import (
+    CELLS,
+    CHUNK,
+    CONTEXT,
+    LONGEST,
+    PATTERNS,
+    TOKENS,
+    Forger,
+    Toy,
+    export_toy,
+    make_engine,
+    prompt_of,
+)
 from edgert.backends import resolve
-from edgert.backends.base import Setup, StepInputs
 from edgert.backends.onnxruntime import OnnxRuntimeBackend
-from edgert.drafting import DraftControl
-from edgert.engine import Engine
-from edgert.loading import Runtime
-from edgert.manifest_records import StateSpec
 from edgert.requests import Prefilling, Request
 from edgert.sampling import SamplingParams
-from edgert.scheduler import Limits, Pace, PrefillPlan
+from edgert.scheduler import Pace, PrefillPlan
 from edgert.step import empty_step, prefill_inputs
-from fakes import make_cells
-from toy_mtp import NaiveMtp, random_mtp, write_sidecar
+from toy_mtp import NaiveMtp, random_mtp
 from transformers import AutoModelForCausalLM
 
-CONTEXT, CHUNK, SLOTS, TOKENS, LONGEST = 96, 32, 2, 300, 4
-CELLS = make_cells(CONTEXT, chunks=(8, CHUNK), batches=(1, 2), rows=(1, 2, 3, 4, 5), tiers=(64, CONTEXT))
 FAMILIES = {
     "llama": (toys.make_llama, {}),
     "qwen2": (toys.make_qwen2, {}),
@@ -41,39 +41,28 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Toy:
-    """An exported model with its drafter, and what its answers are compared with."""
+class Compared:
+    """A toy and what its answers are compared with."""
 
-    setup: Setup
+    toy: Toy
     model: Any
     naive: NaiveMtp
 
 
-def specs(states: Sequence[Any]) -> tuple[StateSpec, ...]:
-    return tuple(StateSpec(s.name, f"{s.name}.out", "float32", s.kind, tuple(s.shape)) for s in states)
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
-def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     make, options = FAMILIES[request.param]
     directory = tmp_path_factory.mktemp("drafting")
     source = make(directory / "model", **options)
     tensors = random_mtp(source)
-    checkpoint = open_checkpoint(source)
-    config = ModelConfig.from_hf(checkpoint.config)
-    drafter = find_drafter(checkpoint, config, write_sidecar(directory / "mtp.safetensors", tensors))
-    assert drafter is not None
-    common = {"cache_tokens": CONTEXT + CHUNK, "precision": "float32", "forms": FORMS["onnxruntime"]}
-    target = directory / "artifact"
-    target.mkdir()
-    decoder = export_decoder(config, checkpoint, target, token_limit=TOKENS, drafting=True, **common)
-    mtp = export_mtp(config, drafter, target, draft_tokens=range(TOKENS), **common)
-    setup = Setup(
-        target, CELLS, SLOTS, CONTEXT + CHUNK, TOKENS, specs(decoder.states), {"threads": 1},
-        draft_length=LONGEST, draft_states=specs(mtp.states),
-    )  # fmt: skip
+    toy = export_toy(source, directory, tensors)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    return Toy(setup, model, NaiveMtp(source, tensors))
+    return Compared(toy, model, NaiveMtp(source, tensors))
+
+
+@pytest.fixture(scope="module")
+def toy(compared: Compared) -> Toy:
+    return compared.toy
 
 
 def hidden_rows(model: Any, ids: Sequence[int]) -> np.ndarray:
@@ -88,46 +77,6 @@ def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
         for _ in range(tokens):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1, :TOKENS].argmax()))
     return ids[len(prompt) :]
-
-
-def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(int(token) for token in np.random.default_rng([seed, length]).integers(3, TOKENS, length))
-
-
-class Shadowed(OnnxRuntimeBackend):
-    """The real backend; `forge` may replace what the module drafted."""
-
-    forge: Any = None
-
-    def launch(self, step: StepInputs) -> Any:
-        ticket = super().launch(step)
-        forged = None if self.forge is None else self.forge(step, ticket.outputs)
-        if forged is None or not step.draft_length:
-            return ticket
-        return dataclasses.replace(ticket, outputs=dataclasses.replace(ticket.outputs, drafts=forged))
-
-
-def make_engine(toy: Toy, length: int, *, forge: Any = None, eos: Sequence[int] = (), threshold: float = 0.0,
-                costs_ms: dict[int, list[float]] | None = None) -> Engine:  # fmt: skip
-    def open_() -> Runtime:
-        backend = Shadowed(toy.setup if length else dataclasses.replace(toy.setup, draft_length=0, draft_states=()))
-        backend.forge = forge
-        return Runtime(
-            backend=backend,
-            limits=Limits(CELLS, SLOTS, CONTEXT),
-            slots=SLOTS,
-            cache_tokens=toy.setup.cache_tokens,
-            vocabulary_size=320,
-            token_limit=TOKENS,
-            eos_token_ids=tuple(eos),
-            queue_limit=64,
-            text=None,
-            description=backend.describe(),
-            memory_bytes=backend.memory(),
-            draft_control=lambda: DraftControl(length, threshold=threshold, costs_ms=costs_ms),
-        )
-
-    return Engine(open_)
 
 
 @pytest.fixture
@@ -157,24 +106,24 @@ def prefill(backend: OnnxRuntimeBackend, prompt: Sequence[int], chunks: Sequence
 
 @pytest.mark.parametrize("chunks", [(1,), (5,), (8,), (32, 1), (8, 8, 3), (32, 8, 5), (32, 32, 17)])
 def test_drafts_after_a_prompt_equal_the_naive_module_however_it_is_cut(
-    toy: Toy, backend: OnnxRuntimeBackend, chunks: tuple[int, ...]
+    compared: Compared, backend: OnnxRuntimeBackend, chunks: tuple[int, ...]
 ) -> None:
     """The next prompt token, not a sampled one, follows a chunk; every chunk primes the drafter."""
     prompt = prompt_of(sum(chunks))
     outputs = prefill(backend, prompt, chunks, LONGEST)
     token = int(outputs.next_token[0])
-    expected = toy.naive.drafts([*prompt, token], hidden_rows(toy.model, prompt), LONGEST, TOKENS)
+    expected = compared.naive.drafts([*prompt, token], hidden_rows(compared.model, prompt), LONGEST, TOKENS)
     assert outputs.drafts[0].tolist() == expected
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
 def test_drafts_after_verification_equal_the_naive_module_whatever_was_accepted(
-    toy: Toy, backend: OnnxRuntimeBackend, right: int
+    compared: Compared, backend: OnnxRuntimeBackend, right: int
 ) -> None:
     """Rows that a chain had written for rejected or accepted drafts are replaced by the model's own."""
     prompt = prompt_of(11)
     first = prefill(backend, prompt, (8, 3), LONGEST)
-    true = greedy(toy.model, prompt, 12)
+    true = greedy(compared.model, prompt, 12)
     assert int(first.next_token[0]) == true[0]
     length, ids = len(prompt), [*prompt, true[0]]
     for _ in range(3):
@@ -190,55 +139,18 @@ def test_drafts_after_verification_equal_the_naive_module_whatever_was_accepted(
         assert outputs.accepted[0] == right
         ids += proposed[:right]
         length += 1 + right
-        hidden = hidden_rows(toy.model, ids)
+        hidden = hidden_rows(compared.model, ids)
         ids.append(int(outputs.next_token[0]))
-        assert outputs.drafts[0].tolist() == toy.naive.drafts(ids, hidden, LONGEST, TOKENS)
+        assert outputs.drafts[0].tolist() == compared.naive.drafts(ids, hidden, LONGEST, TOKENS)
         if len(ids) - len(prompt) + 4 > len(true):
             break
 
 
-class Forger:
-    """Replaces drafts: `pattern(step number)` says for each position whether it shall be right."""
-
-    def __init__(self, true: dict[tuple[int, ...], list[int]], pattern: Any) -> None:
-        self.true, self.pattern, self.steps = true, pattern, 0
-        self.written: dict[int, list[int]] = {}
-
-    def __call__(self, step: StepInputs, outputs: Any) -> np.ndarray:
-        self.steps += 1
-        drafts = np.zeros((step.cell.batch, step.draft_length), np.int64)
-        for row in range(step.cell.batch):
-            slot = step.first_slot + row
-            if not step.valid[row]:
-                continue
-            if step.cell.kind == "prefill" and step.length[row] == 0:
-                self.written[slot] = []
-            kept = int(step.forced[row] + outputs.accepted[row])
-            known = self.written[slot][: int(step.length[row])] + step.tokens[row, :kept].tolist()
-            self.written[slot] = known
-            if not step.draft_length:
-                continue
-            so_far = [*known, int(outputs.next_token[row])]
-            full = next(f for p, f in ((p, [*p, *t]) for p, t in self.true.items()) if f[: len(so_far)] == so_far)
-            for place in range(step.draft_length):
-                token = full[len(so_far) + place] if len(so_far) + place < len(full) else 5
-                drafts[row, place] = token if self.pattern(self.steps, place) else (token + 1) % TOKENS
-        return drafts
-
-
-PATTERNS = {
-    "right": lambda _step, _place: True,
-    "wrong": lambda _step, _place: False,
-    "alternating steps": lambda step, _place: step % 2 == 0,
-    "alternating places": lambda step, place: (step + place) % 2 == 0,
-}
-
-
 @pytest.fixture(scope="module")
-def answers(toy: Toy) -> dict[tuple[int, ...], list[int]]:
+def answers(compared: Compared) -> dict[tuple[int, ...], list[int]]:
     """Prompts around chunk and context ends, and what Transformers answers (up to the context's end)."""
     prompts = [prompt_of(n, 3) for n in (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 40, 41, 64, 65, 88, 91, 92, 93, 94, 95)]
-    return {prompt: greedy(toy.model, prompt, min(CONTEXT + 1 - len(prompt), 14)) for prompt in prompts}
+    return {prompt: greedy(compared.model, prompt, min(CONTEXT + 1 - len(prompt), 14)) for prompt in prompts}
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
