@@ -22,6 +22,7 @@ import yaml
 from edgert.errors import EdgertError, RequestError
 from edgert.handles import Completion, Handle
 from edgert.metrics import Usage, percentile
+from edgert.strictjson import BAD_YAML_VALUE
 
 MAX_TRAFFIC_BYTES = 1 << 30
 WARM_UP_TOKENS = 4
@@ -98,7 +99,7 @@ def _from_csv(path: Path) -> Draws:
 def _from_histogram(path: Path) -> Draws:
     try:
         document = yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, *BAD_YAML_VALUE) as error:
         raise TrafficFileError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(document, dict) or document.get("edgebuild_traffic") != 1:
         raise TrafficFileError(

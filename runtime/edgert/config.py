@@ -18,7 +18,7 @@ import yaml
 from edgert.cells import Cell
 from edgert.errors import ArtifactError, ConfigError
 from edgert.manifest_records import Manifest
-from edgert.strictjson import read_bounded
+from edgert.strictjson import BAD_YAML_VALUE, read_bounded
 
 CONFIG_NAME = "scheduler.yaml"
 MAX_CONFIG_BYTES = 1 << 20
@@ -139,7 +139,7 @@ class _Entry:
             raise self.fail(f"expected {expected}, found a list or a mapping")
         try:
             return yaml.safe_load(yaml.serialize(node))
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, *BAD_YAML_VALUE):
             raise self.fail(f"expected {expected}, found {node.value[:40]!r}") from None
 
     def flag(self) -> bool:
@@ -214,7 +214,7 @@ def _entries(text: str) -> dict[str, _Entry]:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
         raise ConfigError(f"{CONFIG_NAME}:{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, *BAD_YAML_VALUE) as error:
         raise ConfigError(f"{CONFIG_NAME}: not valid YAML: {str(error).splitlines()[0]}") from None
     top = _members(root, "the file", ["runtime"])
     return _members(top["runtime"].node, "runtime", [field.name for field in fields(RuntimeConfig)])

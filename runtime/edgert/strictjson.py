@@ -17,6 +17,8 @@ from typing import Any
 
 from edgert.errors import ArtifactError
 
+# What PyYAML raises, besides YAMLError, for a value that is not what its tag says: 2024-13-45, !!bool x, !!int ""
+BAD_YAML_VALUE = (ValueError, OverflowError, LookupError, AttributeError, RecursionError)
 REBUILD = "copy the artifact again, or rebuild it with edgebuild"
 MAX_DEPTH = 32
 MAX_DIGITS = 20  # 2**64 has 20; a longer number is an attack on the parser, not a size

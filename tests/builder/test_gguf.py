@@ -160,6 +160,7 @@ def test_rope_scaling_is_translated(
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
         ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.magic": 2.0}, "not known: magic"),
         ({"llama.expert_count": 8}, "a mixture of 8 experts"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
         ({"llama.attention.sliding_window": 64}, "sliding window of 64"),
         ({"split.count": 3}, r"one of 3 parts .*llama-gguf-split --merge"),
     ],

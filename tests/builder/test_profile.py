@@ -143,6 +143,10 @@ def test_defaults(write):
         ("name: box", "name: box\ndraft: {length: 2}", "2:8", "enable_mtp is false"),
         ("name: box", "name: box\ndraft: 2", "2:8", "expected a section"),
         ("name: box", "name: [box", "2:12", "not YAML"),
+        ("slots: 4", "slots: !!bool x", "15:10", "'x' is no bool"),
+        ("slots: 4", "slots: !!int ''", "15:10", "'' is no int"),
+        ("slots: 4", "slots: !!timestamp x", "15:10", "'x' is no timestamp"),
+        ("slots: 4", "slots: 2024-13-45", "15:10", "'2024-13-45' is no timestamp"),
         ("name: box", "name: box\n1: 2", "2:1", "plain text"),
     ],
 )

@@ -85,3 +85,8 @@ def test_an_output_that_cannot_be_written_leaves_nothing(trace, tmp_path):
     with pytest.raises(TrafficError, match="No such file"):
         run(trace, "--output", tmp_path / "no" / "h.yaml")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv"]
+
+
+def test_a_name_that_no_artifact_can_carry_is_refused_before_a_build(trace):
+    with pytest.raises(TrafficError, match="--name: name has characters that do not print"):
+        run(trace, "--name", "two\nlines")

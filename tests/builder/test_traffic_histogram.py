@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=40)
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=30)
+TEXT = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=30)
 
 
 def of(requests: list[tuple[int, int]]) -> Histogram:
@@ -89,6 +89,10 @@ def test_equality_sees_every_field():
         ("skipped: {}", "skiped: {}", "unknown fields: ['skiped']"),
         ("name: requests", "name: 5", "expected a text"),
         ("skipped: {}", "skipped: {", "not YAML"),
+        ("skipped: {}", "skipped: !!bool x", "not YAML"),
+        ("name: requests", "name: !!timestamp x", "not YAML"),
+        ("name: requests", 'name: "a\\nb"', "name has characters that do not print"),
+        ("attribution: ''", "attribution: " + 5000 * "x", "5,000 characters, at most 4,096"),
     ],
 )
 def test_a_damaged_histogram_file_is_refused_with_the_reason(tmp_path, old, new, told):

@@ -139,6 +139,8 @@ class GgufCheckpoint(Checkpoint):
         own = _Keys(self._metadata, architecture, self.path.name)
         heads = own.whole("attention.head_count")
         hidden_size = own.whole("embedding_length")
+        if not heads:
+            raise CheckpointError(f"{self.path.name}: {architecture}.attention.head_count is 0")
         head_dim = own.whole("attention.key_length", hidden_size // heads)
         if (value_dim := own.whole("attention.value_length", head_dim)) != head_dim:
             raise CheckpointError(

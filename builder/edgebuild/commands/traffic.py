@@ -19,6 +19,7 @@ from rich.text import Text
 from edgebuild.errors import TrafficError
 from edgebuild.traffic import Histogram, dump_histogram, read_traffic
 from edgebuild.traffic.histogram import percentile
+from edgebuild.traffic.histogram_file import shown_text
 from edgebuild.traffic.picture import save_picture, text_bars
 
 PERCENTS = (10, 50, 90, 99, 100)
@@ -136,9 +137,9 @@ def _tokenizer(path: Path | None) -> Callable[[str], int] | None:
 def _renamed(histogram: Histogram, name: str | None, attribution: str | None) -> Histogram:
     changes: dict[str, Any] = {}
     if name is not None:
-        changes["name"] = name
+        changes["name"] = shown_text(name, "name", "--name")
     if attribution is not None:
-        changes["attribution"] = attribution
+        changes["attribution"] = shown_text(attribution, "attribution", "--attribution")
     return dataclasses.replace(histogram, **changes)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from edgert.strictjson import BAD_YAML_VALUE
 
 from edgebuild.errors import ProfileError
 
@@ -65,7 +66,7 @@ def read_document(path: Path) -> Document:
         at = error.problem_mark or error.context_mark
         place = f"{path}:{at.line + 1}:{at.column + 1}" if at else str(path)
         raise ProfileError(f"{place}: not YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ProfileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     finally:
         if loader is not None:
@@ -94,7 +95,11 @@ class _Walk:
             return self._mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*where, index)) for index, item in enumerate(node.value)]
-        value: Hashable = self.loader.construct_object(node)
+        try:
+            value: Hashable = self.loader.construct_object(node)
+        except BAD_YAML_VALUE:
+            kind = node.tag.rsplit(":", 1)[-1]
+            raise ProfileError(f"{_mark(self.path, node)}: {node.value!r:.60} is no {kind}") from None
         return value
 
     def _mapping(self, node: yaml.MappingNode, where: Where) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import yaml
+from edgert.strictjson import BAD_YAML_VALUE
 
 from edgebuild.errors import TrafficError
 from edgebuild.traffic.histogram import LONGEST_TOKENS, Counts, Histogram
 
 MARK = "edgebuild_traffic"
 VERSION = 1
+LONGEST_TEXT = 4096
 _FIELDS = {
     MARK,
     "name",
@@ -64,7 +66,7 @@ def parse_histogram(text: str, where: str, sha256: str) -> Histogram:
     """The histogram in a YAML text. `sha256` stands in where the file names no source. Raises TrafficError."""
     try:
         data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *BAD_YAML_VALUE) as error:
         raise TrafficError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or data.get(MARK) != VERSION:
         version = data.get(MARK) if isinstance(data, dict) else None
@@ -94,6 +96,16 @@ def _text(data: dict[Any, Any], key: str, where: str) -> str:
     value = data.get(key, "")
     if not isinstance(value, str):
         raise TrafficError(f"{where}: {key} is {value!r}, expected a text")
+    return shown_text(value, key, where)
+
+
+def shown_text(value: str, key: str, where: str) -> str:
+    """The text, if a manifest can carry it: the runtime refuses what does not print, and more than LONGEST_TEXT."""
+    flat = value.replace("\n", " ").replace("\t", " ") if key == "attribution" else value
+    if not flat.isprintable():
+        raise TrafficError(f"{where}: {key} has characters that do not print: {value[:60]!r}")
+    if len(value) > LONGEST_TEXT:
+        raise TrafficError(f"{where}: {key} has {len(value):,} characters, at most {LONGEST_TEXT:,} are carried along")
     return value
 
 
