@@ -33,9 +33,7 @@ class CudaError(BackendError):
         words = text.decode() if isinstance(text, bytes) else str(text)
         hint = None
         if self.reason in ("cudaErrorInsufficientDriver", "cudaErrorNoDevice"):
-            hint = (
-                "this machine has no NVIDIA GPU, or a driver older than the CUDA of cuda-bindings"
-            )
+            hint = "this machine has no NVIDIA GPU, or a driver older than the CUDA of cuda-bindings"
         super().__init__(f"{call}: {self.reason} ({words})", hint=hint)
 
 
