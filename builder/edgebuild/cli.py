@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -65,6 +66,9 @@ def main() -> None:
     """
     from edgert.errors import EdgertError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a command
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:

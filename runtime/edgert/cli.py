@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -36,6 +37,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= MAX_REQUESTS:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from 1 to {MAX_REQUESTS}")
     return int(text)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected milliseconds above 0")
+    return value
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,8 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--requests", type=_count, required=True, metavar="N")
     bench.add_argument("--concurrency", type=_count, default=1, metavar="C", help="requests at a time (default 1)")
     bench.add_argument("--seed", type=int, default=0, help="of the drawn lengths and prompts (default 0)")
-    bench.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="limit that goodput counts by")
-    bench.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="limit that goodput counts by")
+    bench.add_argument("--slo-ttft-ms", type=_milliseconds, metavar="MS", help="limit that goodput counts by")
+    bench.add_argument("--slo-tpot-ms", type=_milliseconds, metavar="MS", help="limit that goodput counts by")
     _draft(bench)
     bench.add_argument("--json", action="store_true")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -59,3 +60,13 @@ def test_options_without_a_command_mean_build(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", ["edgebuild", "--profile", "orin.yaml"])
     cli.main()
     assert set(asked) == {"build"}
+
+
+def test_a_terminal_without_utf8_shows_a_mark_where_a_character_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of profiles has dashes, and every table a frame."""
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "argv", ["edgebuild", "profiles", "list"])
+    cli.main()
+    screen.flush()
+    assert b"orin-nano" in screen.buffer.getvalue()  # type: ignore[attr-defined]

@@ -128,6 +128,8 @@ def test_errors_have_the_exit_code_of_their_class(
         ["generate", "toy", "--prompt-ids", "1,x"],
         ["bench", "toy", "--traffic", "f", "--requests", "0"],
         ["bench", "toy", "--traffic", "f", "--requests", "99999999999999"],
+        ["bench", "toy", "--traffic", "f", "--requests", "1", "--slo-ttft-ms", "nan"],
+        ["bench", "toy", "--traffic", "f", "--requests", "1", "--slo-tpot-ms", "-1"],
         ["fly"],
     ],
 )
