@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -74,8 +75,11 @@ class AsyncEngine:
     def generate(
         self, prompt: Prompt | None = None, *, chat: Chat | None = None, **request: Any
     ) -> AsyncIterator[Delta]:
-        """Submit now; iterate over the deltas with `async for`."""
-        return stream(self.submit(prompt, chat=chat, **request))
+        """Submit now; iterate over the deltas with `async for`. Never starting that cancels the request, too."""
+        handle = self.submit(prompt, chat=chat, **request)
+        deltas = stream(handle)
+        weakref.finalize(deltas, handle.cancel).atexit = False
+        return deltas
 
     async def complete(self, prompt: Prompt | None = None, *, chat: Chat | None = None, **request: Any) -> Completion:
         """Submit, and wait for the end."""

@@ -122,9 +122,11 @@ class Engine(AbstractContextManager["Engine"]):
         task: str | None = None,
         **sampling: Any,
     ) -> Iterator[Delta]:
-        """`submit`, and iterate over the deltas. Leaving the loop early cancels the request."""
+        """`submit`, and iterate over the deltas. Leaving the loop early, or never starting it, cancels the request."""
         handle = self.submit(prompt, chat=chat, params=params, task=task, **sampling)
-        return _cancel_on_exit(handle)
+        deltas = _cancel_on_exit(handle)
+        weakref.finalize(deltas, handle.cancel).atexit = False  # a generator that never ran has no end of its own
+        return deltas
 
     def complete(
         self,

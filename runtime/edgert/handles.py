@@ -6,12 +6,15 @@ request is bounded by max_tokens.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgert.metrics import RequestMetrics, Usage
 from edgert.requests import FinishReason
+
+log = logging.getLogger("edgert.engine")
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,10 @@ class Handle:
             return self._deltas[index:], self.done, self._error
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the worker's thread after each change (at once, if something is there already)."""
+        """Call `listener` on the worker's thread after each change (at once and here, if something is there already).
+
+        It must not block; what it raises there goes to the log.
+        """
         with self._changed:
             self._listeners.append(listener)
             present = bool(self._deltas) or self.done
@@ -99,9 +105,7 @@ class Handle:
         with self._changed:
             self._deltas.append(delta)
             self._changed.notify_all()
-            listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener()
+        self._tell()
 
     def _finish(self, delta: Delta, completion: Completion, error: Exception | None) -> None:
         with self._changed:
@@ -109,6 +113,14 @@ class Handle:
             self._error = error
             self._completion = completion
             self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        """On the worker's thread, which serves everybody: a listener that raises is logged and has no other effect."""
+        with self._changed:
             listeners = tuple(self._listeners)
         for listener in listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                log.exception("a listener of request %d failed", self.id)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -355,3 +357,32 @@ def test_params_and_task_of_another_type_are_refused() -> None:
         for bad in ({"params": {"max_tokens": 3}}, {"task": ["chat"]}, {"task": 5}):
             with pytest.raises(RequestError, match=f"{next(iter(bad))} is"):
                 engine.submit([1], **bad)
+
+
+def test_a_listener_that_raises_is_logged_and_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs on the engine's thread: what it raised would end every request, and leave some without an end."""
+
+    def listener() -> None:
+        raise ZeroDivisionError
+
+    with running() as (engine, _):
+        handle = engine.submit(prompt_of(5), max_tokens=60)
+        with contextlib.suppress(ZeroDivisionError):  # at once, where a token is there already
+            handle.add_listener(listener)
+        other = engine.submit(prompt_of(9), max_tokens=20)
+        assert list(handle.result(WAIT_S).token_ids) == greedy(prompt_of(5), 60)
+        assert list(other.result(WAIT_S).token_ids) == greedy(prompt_of(9), 20)
+        assert engine.state == "ready"
+    assert f"a listener of request {handle.id} failed" in caplog.text
+
+
+@pytest.mark.parametrize("wrap", [lambda engine: engine, AsyncEngine])
+def test_deltas_that_nobody_ever_asks_for_are_not_computed(wrap: Any) -> None:
+    """A client may be gone before the first one."""
+    with running() as (engine, _):
+        wrap(engine).generate(prompt_of(5), max_tokens=200)
+        gc.collect()
+        deadline = time.monotonic() + WAIT_S
+        while not engine.metrics().finished.get("cancelled"):
+            assert time.monotonic() < deadline, engine.metrics().finished
+            time.sleep(0.002)
