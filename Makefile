@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+WORKERS ?= 2
 DEMO ?= artifacts/smollm2-135m-cpu
 HEAD ?= builder/edgebuild/heads/smollm2-135m-instruct.mtp.safetensors
 QUESTION ?= What is the capital of France?
@@ -43,8 +44,8 @@ demo: $(DEMO)/manifest.json
 	@$(BIN)/edgert chat $(DEMO) --once "$(QUESTION)"
 
 test: $(VENV)/.dev
-	@echo "→ running the tests (a few minutes on two cores)"
-	@$(BIN)/python -m pytest
+	@echo "→ running the tests, $(WORKERS) files at a time (about ten minutes on two cores)"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

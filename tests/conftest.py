@@ -11,6 +11,12 @@ import toys
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # one fixture may fetch, from the package index and nowhere else
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if _WORKER.startswith("gw") and hasattr(os, "sched_setaffinity"):
+    # a processor for each worker and all that it starts: engines that take every core would wait for each other
+    _cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_cpus[int(_WORKER[2:]) % len(_cpus)]})
+
 
 def _why_no_gpu() -> str | None:
     """None where CUDA sees a device, else the reason in words."""
