@@ -26,6 +26,7 @@ class SamplingParams:
     temperature     0 = greedy, the default; logits are divided by it otherwise
     top_k           keep the k most likely tokens; 0 = off
     top_p           keep the smallest set whose probability reaches p, at least one token; 1 = off
+                    (TensorRT engines filter among the 64 likeliest tokens, whatever top_k and top_p ask for)
     seed            0 <= seed < 2**64; None = a fresh one for each request
     stop            strings that end the output; the text before the match is kept, the match is not
     stop_token_ids  tokens that end the output, besides the model's own
