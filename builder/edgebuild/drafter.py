@@ -84,19 +84,13 @@ def find_drafter(checkpoint: Checkpoint, config: ModelConfig, sidecar: Path | No
 
     A sidecar goes before the checkpoint's own tensors. Never a random head: each tensor is there in its shape.
     """
-    expected = expected_mtp_tensors(config)
     if sidecar is not None:
-        if not Path(sidecar).is_file():
-            raise CheckpointError(f"no drafter at {sidecar}", hint="make one: edgebuild train-mtp")
-        header = read_header(Path(sidecar))
-        shapes = {name: tensor.shape for name, tensor in header.items() if name != DRAFT_TOKENS}
-        _match(expected, shapes, Path(sidecar).name)
-        dtypes = {name: tensor.dtype for name, tensor in header.items()}
-        return DrafterWeights(checkpoint, Path(sidecar), _card(Path(sidecar)), dtypes)
+        dtypes = _checked_sidecar(sidecar, config)
+        return DrafterWeights(checkpoint, sidecar, _card(sidecar), dtypes)
     own = {name: checkpoint.shape(name) for name in checkpoint.names() if name.startswith("mtp.")}
     if not own:
         return None
-    _match(expected, own, checkpoint.path.name)
+    _match(expected_mtp_tensors(config), own, checkpoint.path.name)
     return DrafterWeights(checkpoint)
 
 
@@ -116,8 +110,7 @@ def planned_drafter(profile: Profile, config: ModelConfig) -> DrafterShape | Non
         return None
     acceptance: tuple[float, ...] = ()
     if profile.drafter is not None:
-        if not profile.drafter.is_file():
-            raise CheckpointError(f"no drafter at {profile.drafter}", hint="make one: edgebuild train-mtp")
+        _checked_sidecar(profile.drafter, config)
         acceptance = mean_acceptance(_card(profile.drafter))
     elif not config.mtp_layers:
         raise CheckpointError(
@@ -131,7 +124,7 @@ def mean_acceptance(card: Mapping[str, Any]) -> tuple[float, ...]:
     """Held-out acceptance by position, the mean over tasks; () where the card does not say."""
     sets = card.get("acceptance")
     tasks: Mapping[str, Any] = next(iter(sets.values()), {}) if isinstance(sets, dict) else {}
-    rates = [entry["acceptance"] for entry in tasks.values()]
+    rates = [entry["acceptance"] for entry in tasks.values() if isinstance(entry, dict) and "acceptance" in entry]
     return tuple(sum(column) / len(column) for column in zip(*rates, strict=False))
 
 
@@ -161,6 +154,16 @@ def load_mtp(drafter: DrafterWeights, config: ModelConfig, dtype: torch.dtype) -
         for name, parameter in mtp.named_parameters():
             parameter.copy_(drafter.read(PREFIX + name).to(dtype))
     return mtp.eval()
+
+
+def _checked_sidecar(path: Path, config: ModelConfig) -> dict[str, str]:
+    """Tensor name -> dtype of a sidecar that fits the model. Raises CheckpointError."""
+    if not path.is_file():
+        raise CheckpointError(f"no drafter at {path}", hint="make one: edgebuild train-mtp")
+    header = read_header(path)
+    shapes = {name: tensor.shape for name, tensor in header.items() if name != DRAFT_TOKENS}
+    _match(expected_mtp_tensors(config), shapes, path.name)
+    return {name: tensor.dtype for name, tensor in header.items()}
 
 
 def _card(path: Path) -> dict[str, Any]:
