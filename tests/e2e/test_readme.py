@@ -33,7 +33,8 @@ def needs_a_device(line: str) -> bool:
 
 
 COMMANDS = [line for line in commands() if not line.startswith("make ")]
-HERE = [line for line in COMMANDS if not needs_a_device(line)]
+LONG = [line for line in COMMANDS if line.startswith("edgebuild train-mtp ")]  # trained for real in test_train_mtp.py
+HERE = [line for line in COMMANDS if not needs_a_device(line) and line not in LONG]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,14 @@ def test_a_command_for_a_device_parses(line: str) -> None:
         assert resume.make_context("resume", words[1:]).params["artifact"]
     else:
         assert build.make_context("build", words).params["profile_name"] in DEVICES
+
+
+@pytest.mark.parametrize("line", LONG)
+def test_a_command_that_takes_long_parses(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgebuild.commands.train import train_mtp
+
+    monkeypatch.chdir(desk)
+    assert train_mtp.make_context("train-mtp", shlex.split(line)[2:]).params["output"] == Path("my-head.safetensors")
 
 
 def test_the_python_example_runs_as_it_stands(results: dict[str, subprocess.CompletedProcess[str]], desk: Path) -> None:
