@@ -45,7 +45,7 @@ demo: $(DEMO)/manifest.json
 
 test: $(VENV)/.dev
 	@echo "→ running the tests, $(WORKERS) files at a time (about ten minutes on two cores)"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
