@@ -29,6 +29,7 @@ WEIGHTS_NAME = "decoder.weights"
 STEP_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 STEP_OUTPUTS = ("sampled", "accepted", "next_token")
 DTYPES = {"float32": np.float32, "float16": np.float16}
+TIER_STEP = 64  # cache positions; new shapes cost ONNX Runtime a memory plan, so not every length is one
 OLDEST = (1, 25)  # 1.24 reads opset 24 but has no TensorScatter; Python 3.10 gets nothing newer than 1.23
 OPTIONS = ("threads", "prepack", "enable_cuda_graph")
 
@@ -123,6 +124,7 @@ class OnnxRuntimeBackend:
             tokens, length = bound.inputs["tokens"], bound.inputs["length"]
             tokens[:, 0] = np.where(step.from_device, self._token[rows], tokens[:, 0])
             length[...] = np.where(step.from_device, self._length[rows], length)
+        self._read_what_is_written(bound, cell)
         self._run(bound, cell)
         out = {name: array.copy() for name, array in bound.outputs.items() if name not in DRAFTING_OUTPUTS}
         committed = np.where(step.valid > 0, step.forced + out["accepted"], 0)
@@ -188,6 +190,8 @@ class OnnxRuntimeBackend:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        if self._setup.draft_length:  # threads of one session that spin after a step starve those of the other
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         if not self._prepack:
             options.add_session_config_entry("session.disable_prepacking", "1")
         try:
@@ -264,6 +268,14 @@ class OnnxRuntimeBackend:
             binding.bind_output(state.output, "cpu", 0, part.dtype, part.shape, target.ctypes.data)
         self._bound[key] = _Bound(inputs, outputs, tuple(replaced), binding)
         return self._bound[key]
+
+    def _read_what_is_written(self, bound: _Bound, cell: Cell) -> None:
+        """Shapes are dynamic here: a tier is the most that a step may read, and this binds what it needs to read."""
+        valid = bound.inputs["valid"]
+        written = int(((bound.inputs["length"] + valid) * (valid > 0)).max())
+        tier = min(cell.kv_tier, max(cell.query_rows, -(-written // TIER_STEP) * TIER_STEP))
+        positions = bound.inputs["kv_positions"]
+        bound.binding.bind_input("kv_positions", "cpu", 0, positions.dtype, (tier,), positions.ctypes.data)
 
     def _run(self, bound: _Bound, cell: Cell) -> None:
         try:
