@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -263,10 +264,11 @@ class _Loop:
         return self.runtime.description if self._observer is None else self._observer.description
 
     def metrics(self) -> EngineSnapshot:
-        snapshot = self._snapshot
+        with self._changed:
+            snapshot, rejected = self._snapshot, self._rejected
         if snapshot is None:
             raise BackendError("the engine is not loaded")
-        return snapshot
+        return replace(snapshot, rejected=rejected)  # counted on the caller's thread, between two snapshots
 
     def shut(self) -> None:
         with self._changed:
