@@ -172,12 +172,16 @@ def test_leaving_the_loop_of_generate_cancels() -> None:
 
 
 def test_a_backend_failure_ends_every_request_with_that_error_and_the_engine_says_so() -> None:
+    submitted = threading.Event()
+
     def on_launch(number: int) -> None:
         if number == 12:
+            submitted.wait(WAIT_S)
             raise BackendError("the device fell off the bus")
 
     with running(on_launch=on_launch, slots=2) as (engine, backend):
         handles = [engine.submit(prompt_of(30, start), max_tokens=100) for start in range(4)]
+        submitted.set()
         for handle in handles:
             with pytest.raises(BackendError, match="fell off the bus"):
                 handle.result(WAIT_S)
