@@ -30,9 +30,7 @@ def render(results: Path = RESULTS) -> str:
 def _section(path: Path) -> str:
     document: dict[str, Any] = json.loads(path.read_text())
     rows = document.get("rows") or document.get("results") or []
-    facts = {
-        key: document[key] for key in ("device", "versions", "clocks", "date", "commit", "command") if key in document
-    }
+    facts = {key: document[key] for key in FACTS if key in document}
     lines = [f"## {path.stem}", "", str(document.get("what") or document.get("note") or ""), ""]
     if document.get("what") and document.get("note"):
         lines += [str(document["note"]), ""]
