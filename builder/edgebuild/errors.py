@@ -57,3 +57,9 @@ class OutputError(EdgebuildError):
     """The artifact cannot be written where it was asked for: the place is taken, or the disk is full."""
 
     exit_code = 9
+
+
+class TuningError(EdgebuildError):
+    """A logbook that cannot be read or written, a tuning run without a baseline, or one that no settings survived."""
+
+    exit_code = 11
