@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import select
 import sys
+from typing import NoReturn
 
 import click
 
@@ -62,7 +64,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point: an error becomes one line on stderr and its exit code; Ctrl-C becomes 130.
 
-    What nobody expected is one line too, and exit code 1; EDGEBUILD_DEBUG=1 shows its traceback.
+    What nobody expected is one line too, and exit code 1; EDGEBUILD_DEBUG=1 shows its traceback. Exit code 141: the
+    reader of our output went away.
     """
     from edgert.errors import EdgertError
 
@@ -71,6 +74,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a command
     try:
         cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("edgebuild: interrupted", err=True)
         sys.exit(130)
@@ -83,9 +87,30 @@ def main() -> None:
     except KeyboardInterrupt:
         click.echo("edgebuild: interrupted", err=True)
         sys.exit(130)
+    except BrokenPipeError:
+        _leave_the_pipe()
+    except SystemExit as done:  # click and rich make this of a broken pipe, code 1
+        if done.code == 1 and _nobody_reads():
+            _leave_the_pipe()
+        raise
     except Exception as error:
         if os.environ.get("EDGEBUILD_DEBUG"):
             raise
         what = " ".join(str(error).split())[:500]
         click.echo(f"edgebuild: {type(error).__name__}: {what} (EDGEBUILD_DEBUG=1 shows where)", err=True)
         sys.exit(1)
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader went away."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _leave_the_pipe() -> NoReturn:
+    """Whoever read our output went away: end quietly, as `head` expects of its writers."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout once more
+    sys.exit(141)

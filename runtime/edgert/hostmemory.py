@@ -1,6 +1,8 @@
 """What the operating system says about memory. Unknown is None, never 0.
 
-On unified memory MemAvailable counts, not MemFree: caches are given back when they are needed.
+On unified memory MemAvailable counts, not MemFree: caches are given back when they are needed. In a container the
+limit of its control group counts where it is lower; it is looked for beside the meminfo file, so that a fake root has
+its own.
 """
 
 from __future__ import annotations
@@ -8,18 +10,30 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from edgert.cgroup import memory_groups
+
 MEMINFO = Path("/proc/meminfo")
 STATM = Path("/proc/self/statm")
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:
-    """MemAvailable, or None where the system does not say."""
-    return _line(meminfo, "MemAvailable:")
+    """MemAvailable, or less where a control group leaves less; None where the system does not say."""
+    found = _line(meminfo, "MemAvailable:")
+    if found is None:
+        return None
+    groups = memory_groups(_root(meminfo))
+    return min([found, *(max(0, each.limit_bytes - (each.used_bytes or 0)) for each in groups)])
 
 
 def total_bytes(meminfo: Path = MEMINFO) -> int | None:
-    """MemTotal, or None where the system does not say."""
-    return _line(meminfo, "MemTotal:")
+    """MemTotal, or the lowest limit of a control group; None where the system does not say."""
+    found = _line(meminfo, "MemTotal:")
+    return None if found is None else min([found, *(each.limit_bytes for each in memory_groups(_root(meminfo)))])
+
+
+def _root(meminfo: Path) -> Path:
+    """The root under which `proc/meminfo` lies."""
+    return meminfo.parent.parent
 
 
 def _line(meminfo: Path, name: str) -> int | None:

@@ -109,7 +109,7 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
 
     manifest = load_manifest(directory)
     options = dict(overrides)
-    check_files(directory, manifest, "full" if options.pop("verify_files", True) else "sizes")
+    check_files(directory, manifest, "full" if _flag(options, "verify_files", default=True) else "sizes")
     require_complete(manifest, directory)
     changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
     config = load_config(directory, manifest, changed)
@@ -128,6 +128,14 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
         golden=load_golden(directory, manifest.model) if config.check_golden_at_load else None,
         options={"enable_cuda_graph": config.enable_cuda_graph, **options},
     )
+
+
+def _flag(options: dict[str, Any], name: str, *, default: bool) -> bool:
+    """Take an option that is true or false out of the options: a text that says "no" is neither."""
+    value = options.pop(name, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}: expected True or False")
+    return value
 
 
 def open_runtime(loading: Loading) -> Runtime:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from command_line import command
 from edgebuild import cli
 from edgebuild.errors import DoesNotFit
 from edgert.errors import GoldenMismatch
+from toy_artifact import make_artifact
 
 
 def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -70,3 +75,14 @@ def test_a_terminal_without_utf8_shows_a_mark_where_a_character_is_missing(monke
     cli.main()
     screen.flush()
     assert b"orin-nano" in screen.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_quiet(options: list[str], tmp_path: Path) -> None:
+    """`edgebuild inspect ARTIFACT | head`."""
+    artifact = make_artifact(tmp_path / "toy")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        ran = subprocess.run(command("edgebuild", "inspect", artifact, *options), stdout=pipe, stderr=subprocess.PIPE)
+    assert (ran.returncode, ran.stderr) == (141, b"")

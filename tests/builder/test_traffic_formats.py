@@ -307,10 +307,12 @@ def test_a_throughput_log_is_refused_with_what_is_missing(write):
     ],
 )
 def test_an_unknown_format_lists_the_known_ones_and_what_was_seen(write, content, seen):
+    path = write(content)
     with pytest.raises(TrafficError) as caught:
-        read_traffic(write(content))
+        read_traffic(path)
     assert seen in str(caught.value)
-    assert all(known in str(caught.value) for known in KNOWN_FORMATS)
+    assert all(known.split(" (")[0] in str(caught.value) for known in KNOWN_FORMATS)
+    assert len(str(caught.value)) - len(str(path)) < 400, "one line that can be read"
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,9 @@ def test_a_handle_keeps_its_engine_alive_until_it_has_ended() -> None:
     handle = Engine(make_runtime).submit([1, 2, 3], max_tokens=40)
     gc.collect()
     assert handle.result(30).finish_reason == "length"
+
+
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_an_option_that_is_neither_true_nor_false_is_refused(artifact: Path, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"verify_files is {value!r}: expected True or False"):
+        plan_loading(artifact, {"verify_files": value})

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgebuild.errors import TrafficError
-from edgebuild.traffic import Histogram, dump_histogram, read_traffic
+from edgebuild.traffic import KNOWN_FORMATS, Histogram, dump_histogram, read_traffic
 from edgebuild.traffic.histogram import percentile
 from edgebuild.traffic.histogram_file import shown_text
 from edgebuild.traffic.picture import save_picture, text_bars
@@ -26,7 +26,7 @@ PERCENTS = (10, 50, 90, 99, 100)
 LONG_READ_BYTES = 16 << 20
 
 
-@click.command()
+@click.command(epilog="\b\nFormats:\n" + "\n".join(f"  {each}" for each in KNOWN_FORMATS))
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Write the histogram as YAML; a profile can name it.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw it: FILE.png or FILE.svg.")

@@ -131,7 +131,8 @@ def _read_log(source: Source, builder: HistogramBuilder, first: bytes) -> None:
             "prompt tokens and the output tokens of each request are missing",
             hint="log the usage of every response (prompt_tokens, completion_tokens) and give that file instead",
         )
-    seen = "binary data" if binary else repr(first[:120].decode("utf-8", "replace"))
+    seen = "binary data" if binary else repr(first[:60].decode("utf-8", "replace"))
     raise TrafficError(
-        f"{source.path}: unknown trace format; its first line is {seen}", hint="known: " + "; ".join(KNOWN_FORMATS)
+        f"{source.path}: unknown trace format; it begins with {seen}",
+        hint=f"known: {', '.join(name.split(' (')[0] for name in KNOWN_FORMATS)}; edgebuild traffic --help says more",
     )
