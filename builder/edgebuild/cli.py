@@ -90,7 +90,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_the_pipe()
     except SystemExit as done:  # click and rich make this of a broken pipe, code 1
-        if done.code == 1 and _nobody_reads():
+        if done.code == 1 and (isinstance(done.__context__, BrokenPipeError) or _nobody_reads()):
             _leave_the_pipe()
         raise
     except Exception as error:
