@@ -61,7 +61,7 @@ def gated_delta(query: Any, key: Any, value: Any, decay: Any, beta: Any, state: 
     apart = op.Sub(total, _flip(total))
     between = op.Exp(op.Where(lower, apart, masked))  # e^(G_i − G_j) for j <= i, else 0
     system = op.Mul(op.Mul(beta, op.MatMul(key, _flip(key))), between)
-    inverse = _inverse(system, levels)
+    inverse = block_inverse(system, levels)
     last = op.Slice(total, _ints(-1), _ints(np.iinfo(np.int64).max), _ints(-2))
     weighted_keys = op.Mul(op.Mul(beta, grown), key)
     parts = {
@@ -101,7 +101,7 @@ def _partition(value: Any) -> tuple[Any, Any, Any]:
     return blocks, block, op.Sub(op.Mul(blocks, block), rows)
 
 
-def _inverse(system: Any, levels: Any) -> Any:
+def block_inverse(system: Any, levels: Any) -> Any:
     """(I + strictly lower part of `system`)⁻¹, by doubling."""
     zero = op.Constant(value_float=0.0)
 

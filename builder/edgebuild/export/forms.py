@@ -8,7 +8,7 @@ the last word:
 - sampling "conditional": the branches for temperature and for filters run only when a row asks for them (`If`).
   "branchless": everything is computed, top-k and top-p over the best `BEST` tokens; for backends that capture graphs.
 - experts "looped" over those that a row chose, or "gathered" for each row (expert_forms.py).
-- the gated delta rule has one form (delta_form.py).
+- the gated delta rule "looped" over blocks (delta_form.py), or "split" into blocks and a tail (delta_split.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from onnxscript.onnx_opset import opset18 as op18  # scripts enter a graph that 
 from onnxscript.onnx_opset import opset24 as op
 
 from edgebuild.export.delta_form import gated_delta
+from edgebuild.export.delta_split import gated_delta_split
 from edgebuild.export.expert_forms import experts_gathered, experts_looped
 from edgebuild.export.sparse_form import block_means, choose_tokens
 
@@ -38,6 +39,7 @@ class Forms:
     attention: Literal["native", "written_out"] = "native"
     sampling: Literal["conditional", "branchless"] = "conditional"
     experts: Literal["looped", "gathered"] = "looped"
+    delta: Literal["looped", "split"] = "looped"
 
 
 FORMS: Mapping[str, Forms] = {
@@ -58,7 +60,7 @@ def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., An
         operators.attention.default: attention,
         operators.block_means.default: block_means,
         operators.choose_tokens.default: choose_tokens,
-        operators.gated_delta.default: gated_delta,
+        operators.gated_delta.default: {"looped": gated_delta, "split": gated_delta_split}[forms.delta],
         operators.experts.default: {"looped": experts_looped, "gathered": experts_gathered}[forms.experts],
         operators.sample.default: sample,
     }
