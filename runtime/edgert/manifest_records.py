@@ -22,8 +22,8 @@ STEP_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform",
 STEP_OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
 # what a decoder with a drafter takes and gives beyond that, and the drafter's own graph
 DRAFTING_INPUTS, DRAFTING_OUTPUTS = ("following",), ("hidden", "next_embedding")
-MTP_INPUTS = ("embedding", "hidden", "length", "committed", "kv_positions")
-MTP_OUTPUTS = ("draft", "draft_embedding", "draft_hidden")
+MTP_INPUTS = ("embedding", "hidden", "length", "new_length", "kv_positions")
+MTP_OUTPUTS = ("draft", "draft_embedding", "draft_hidden", "next_length")
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,13 @@ def test_module_equals_the_naive_one_in_one_pass_in_pieces_and_after_a_replaced_
     whole = torch.arange(32)
 
     def run(first: int, last: int, states: list[torch.Tensor], source: torch.Tensor) -> list[torch.Tensor]:
-        length, committed = torch.tensor([first]), torch.tensor([last - first])
-        draft, embedded, row, new = graph(
-            embedding[:, first:last], source[:, first:last], length, committed, whole, states
+        length, new_length = torch.tensor([first]), torch.tensor([last])
+        draft, embedded, row, next_length, new = graph(
+            embedding[:, first:last], source[:, first:last], length, new_length, whole, states
         )
         assert np.allclose(row[0, 0].detach().numpy(), expected[last - 1], atol=2e-4) or source is not hidden
         assert torch.equal(embedded[0, 0], graph.draft_embedding.weight[draft[0]])
+        assert int(next_length) == last + 1
         if source is hidden:
             assert int(draft) == int((naive.head @ expected[last - 1]).argmax())
         return new

@@ -30,8 +30,8 @@ from edgebuild.export.weights import WeightFile
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.drafting import MtpGraph
 
-INPUTS = ("embedding", "hidden", "length", "committed", "kv_positions")
-OUTPUTS = ("draft", "draft_embedding", "draft_hidden")
+INPUTS = ("embedding", "hidden", "length", "new_length", "kv_positions")
+OUTPUTS = ("draft", "draft_embedding", "draft_hidden", "next_length")
 
 
 class _Rows:

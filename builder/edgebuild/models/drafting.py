@@ -104,12 +104,16 @@ class MtpGraph(nn.Module):
         embedding: Tensor,  # [B, q, H] of the token after each row
         hidden: Tensor,  # [B, q, H] the model's after its final norm, or the draft before's
         length: Tensor,  # int64 [B] position of row 0
-        committed: Tensor,  # int64 [B] rows that count; 0 = idle
+        new_length: Tensor,  # int64 [B] length + rows that count; = length where idle
         kv_positions: Tensor,  # int64 [T] = 0..T-1
         states: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """→ draft [B], its embedding [B, 1, H], the normed row that drafted it [B, 1, H], states."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+        """→ draft [B], its embedding [B, 1, H], the normed row that drafted it [B, 1, H], next_length [B], states.
+
+        A chained pass takes new_length as its `length` and next_length as its `new_length`: no arithmetic in between.
+        """
         batch, rows, width = hidden.shape
+        committed = new_length - length
         positions = length[:, None] + torch.arange(rows, device=length.device)
         step = Step(
             batch=batch,
@@ -128,4 +132,5 @@ class MtpGraph(nn.Module):
         head = self.draft_embedding if self.draft_head is None else self.draft_head
         best = head(picked.view(batch, width)).argmax(-1)
         drafted = F.embedding(best, self.draft_embedding.weight)
-        return self.draft_ids[best], drafted[:, None], picked, list(written)
+        next_length = new_length + committed.clamp(max=1)
+        return self.draft_ids[best], drafted[:, None], picked, next_length, list(written)

@@ -78,22 +78,20 @@ class OnnxDrafter:
         bound.inputs["hidden"][...] = hidden
         bound.inputs["embedding"][...] = embedding
         bound.inputs["length"][...] = length
-        bound.inputs["committed"][...] = committed
+        bound.inputs["new_length"][...] = length + committed
         self._run(bound)
         if not draft_length:
             return None
         drafts = np.zeros((batch, draft_length), np.int64)
         drafts[:, 0] = bound.outputs["draft"]
-        position = length + committed
         for place in range(1, draft_length):
             chained = self._binding(first_slot, batch, 1, tier)
             chained.inputs["hidden"][...] = bound.outputs["draft_hidden"]
             chained.inputs["embedding"][...] = bound.outputs["draft_embedding"]
-            chained.inputs["length"][...] = position
-            chained.inputs["committed"][...] = committed > 0
+            chained.inputs["length"][...] = bound.inputs["new_length"]  # before new_length: it may be the same buffer's
+            chained.inputs["new_length"][...] = bound.outputs["next_length"]
             self._run(chained)
             drafts[:, place] = chained.outputs["draft"]
-            position = position + 1
             bound = chained
         return drafts
 
@@ -113,13 +111,14 @@ class OnnxDrafter:
             "embedding": np.zeros((batch, rows, width), np.float32),
             "hidden": np.zeros((batch, rows, width), np.float32),
             "length": np.zeros(batch, np.int64),
-            "committed": np.zeros(batch, np.int64),
+            "new_length": np.zeros(batch, np.int64),
             "kv_positions": np.arange(tier, dtype=np.int64),
         }
         outputs: dict[str, Array] = {
             "draft": np.zeros(batch, np.int64),
             "draft_embedding": np.zeros((batch, 1, width), np.float32),
             "draft_hidden": np.zeros((batch, 1, width), np.float32),
+            "next_length": np.zeros(batch, np.int64),
         }
         binding = self._session.io_binding()
         for name, array in inputs.items():
