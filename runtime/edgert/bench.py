@@ -12,7 +12,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +20,14 @@ from typing import Any, Protocol
 import yaml
 
 from edgert.errors import EdgertError, RequestError
+from edgert.figures import figure_table, figures_of
 from edgert.handles import Completion, Handle
 from edgert.metrics import Usage, percentile
 from edgert.strictjson import BAD_YAML_VALUE
 
 MAX_TRAFFIC_BYTES = 1 << 30
 WARM_UP_TOKENS = 4
+WARM_UP_TASK = "warm-up"
 PERCENTILES = (50, 95, 99)
 
 
@@ -40,7 +42,9 @@ class Submits(Protocol):
 
     @property
     def context_tokens(self) -> int: ...
-    def submit(self, prompt: Sequence[int], *, max_tokens: int, ignore_eos: bool, seed: int) -> Handle: ...
+    def submit(
+        self, prompt: Sequence[int], *, max_tokens: int, ignore_eos: bool, seed: int, task: str | None
+    ) -> Handle: ...
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,13 @@ class Draws:
 
 @dataclass(frozen=True)
 class BenchRequest:
+    """output_tokens: exactly so many, or with ignore_eos=False at most. clipped: shorter than asked for."""
+
     prompt_ids: tuple[int, ...]
     output_tokens: int
-    clipped: bool
+    clipped: bool = False
+    task: str | None = None
+    ignore_eos: bool = True
 
 
 def read_lengths(path: Path) -> Draws:
@@ -144,49 +152,82 @@ def run_bench(
     concurrency: int,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    warm_up: bool = True,
 ) -> tuple[list[Completion], float]:
     """Closed loop: `concurrency` requests at any time. Returns the completions and the seconds it took.
 
     A warm-up request per stream runs first and is not counted. The first failure ends the run and is raised.
     """
-    warm = [engine.submit(r.prompt_ids[:64], max_tokens=WARM_UP_TOKENS, ignore_eos=True, seed=0)
-            for r in requests[:concurrency]]  # fmt: skip
-    for handle in warm:
-        handle.result()
-    work = iter(enumerate(requests))
-    lock = threading.Lock()
+    if warm_up:
+        run_warm_up(engine, requests[:concurrency])
     done: dict[int, Completion] = {}
+
+    def finished(index: int, completion: Completion) -> None:
+        done[index] = completion
+        if progress is not None:
+            progress(len(done), len(requests))
+
+    start = clock()
+    closed_loop(engine, enumerate(requests), concurrency=concurrency, finished=finished)
+    return [done[index] for index in sorted(done)], clock() - start
+
+
+def run_warm_up(engine: Submits, requests: Sequence[BenchRequest]) -> None:
+    """The beginning of each request, all at once. Their task is WARM_UP_TASK."""
+    handles = [
+        engine.submit(r.prompt_ids[:64], max_tokens=WARM_UP_TOKENS, ignore_eos=True, seed=0, task=WARM_UP_TASK)
+        for r in requests
+    ]
+    for handle in handles:
+        handle.result()
+
+
+def closed_loop(
+    engine: Submits,
+    work: Iterator[tuple[int, BenchRequest]],
+    *,
+    concurrency: int,
+    finished: Callable[[int, Completion], None],
+) -> None:
+    """Run what `work` gives, `concurrency` requests at any time, until it gives no more. A request's seed is its index.
+
+    finished is called by one stream at a time. The first failure stops all streams and is raised.
+    """
+    lock = threading.Lock()
     failures: list[BaseException] = []
     running: dict[int, Handle] = {}
     stop = threading.Event()
 
-    def stream() -> None:
+    def stream(number: int) -> None:
         while not stop.is_set():
-            with lock:
-                item = next(work, None)
-            if item is None:
-                return
-            index, request = item
             try:
+                with lock:
+                    item = next(work, None)
+                if item is None:
+                    return
+                index, request = item
                 handle = engine.submit(
-                    request.prompt_ids, max_tokens=request.output_tokens, ignore_eos=True, seed=index
+                    request.prompt_ids,
+                    max_tokens=request.output_tokens,
+                    ignore_eos=request.ignore_eos,
+                    seed=index,
+                    task=request.task,
                 )
                 with lock:
-                    running[index] = handle
+                    running[number] = handle
                 completion = handle.result()
+                with lock:
+                    running.pop(number, None)
+                    finished(index, completion)
             except BaseException as error:
                 failures.append(error)
                 stop.set()
                 return
-            with lock:
-                running.pop(index, None)
-                done[index] = completion
-                count = len(done)
-            if progress is not None:
-                progress(count, len(requests))
 
-    start = clock()
-    threads = [threading.Thread(target=stream, name=f"bench-{n}", daemon=True) for n in range(concurrency)]
+    threads = [
+        threading.Thread(target=stream, args=(number,), name=f"bench-{number}", daemon=True)
+        for number in range(concurrency)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -201,7 +242,6 @@ def run_bench(
         raise
     if failures:
         raise failures[0]
-    return [done[index] for index in sorted(done)], clock() - start
 
 
 def summarise(
@@ -293,16 +333,9 @@ def render(report: Mapping[str, Any]) -> str:
         spread = report[key]
         cells = "".join(f"{spread[k]:10.1f}" for k in ("mean", "p50", "p95", "p99", "max")) if spread else " (none)"
         lines.append(f"{label:8}{cells}")
-    if report["longest_gap_ms"] is not None:
-        lines.append(f"longest gap {report['longest_gap_ms']:.1f} ms")
-    if report["goodput_requests_per_s"] is not None:
-        lines.append(f"goodput {report['goodput_requests_per_s']:.2f} requests/s within the limits")
-    if report["drafts"] is not None:
-        drafts = report["drafts"]
-        lines.append(
-            f"drafts  {drafts['acceptance']:.0%} accepted, {drafts['mean_accepted_length']:.2f} tokens a drafted step"
-        )
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in report.get("warnings", ()))])
+    lines += [*(f"warning: {warning}" for warning in report.get("warnings", ())), ""]
+    row = figures_of(report, peak_memory_bytes=report.get("peak_memory_bytes"))
+    return "\n".join(lines) + figure_table([(str(report["traffic"]), row)])
 
 
 def to_json(report: Mapping[str, Any]) -> str:

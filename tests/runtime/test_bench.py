@@ -111,7 +111,10 @@ def test_every_request_runs_and_the_sums_agree(histogram: Path) -> None:
     assert report["goodput_requests_per_s"] == pytest.approx(report["requests_per_s"])
     assert report["ttft_ms"]["p50"] <= report["ttft_ms"]["p95"] <= report["ttft_ms"]["p99"] <= report["ttft_ms"]["max"]
     assert report["longest_gap_ms"] == report["itl_ms"]["max"]
-    assert "longest gap" in bench.render(report)
+    table = bench.render(report).splitlines()[-5:]
+    assert table[0].split() == ["TTFT", "TTFT", "ITL", "longest"]
+    assert table[-1].split()[0] == "t"
+    assert f"{report['longest_gap_ms']:,.1f}" in table[-1]
 
 
 def test_no_more_requests_run_at_a_time_than_asked_for(histogram: Path) -> None:
