@@ -6,6 +6,8 @@ needs shapes that depend on data (Unique, NonZero).
 "gathered" copies the weights of a row's experts side by side, for at most `ROWS_TOGETHER` rows at a time. All shapes
 are fixed by the row count; every row reads its own k experts, so that long chunks read experts many times over.
 Measured in docs/log.md: on the CPU the first is the faster one at every row count.
+"split" is for captured graphs, which take no `Loop`: a cell of few rows gathers, one of many passes each row through
+every expert, weighted by 0 where it was not chosen. Both are in the graph, one of them without rows.
 """
 
 from __future__ import annotations
@@ -90,6 +92,43 @@ def _gathered(node: Any, group: Sequence[Any], gate_up: Any, down: Any) -> Any:
     inner = node("Mul", node("Mul", gate, node("Sigmoid", gate)), up)
     out = node("Squeeze", node("MatMul", node("Gather", down, chosen, axis=0), inner), axes(3))  # [n, k, hidden]
     return node("ReduceSum", node("Mul", out, node("Unsqueeze", weights, axes(2))), axes(1), keepdims=0)
+
+
+def experts_split(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+    """See ops.experts. Both parts read one layout of the weights, so that an engine holds them once."""
+    experts, used = gate_up.shape[0], chosen.shape[1]
+    rows = op.Shape(x, start=0, end=1)
+    few = op.LessOrEqual(rows, _ints(gathered_rows(experts, used)))
+    late = op.Where(few, rows, _ints(0))
+    early = op.Sub(rows, late)
+    gate_up, down = op.Transpose(gate_up, perm=[0, 2, 1]), op.Transpose(down, perm=[0, 2, 1])
+    dense = _dense(*(op.Slice(values, _ints(0), early, _ints(0)) for values in (x, chosen, weights)),
+                   gate_up, down, experts)  # fmt: skip
+    x, chosen, weights = (op.Slice(values, _ints(0), late, _ints(0)) for values in (x, chosen, weights))
+    inner = op.MatMul(op.Unsqueeze(x, _ints(1, 2)), op.Gather(gate_up, chosen, axis=0))  # [n, k, 1, 2·inner]
+    out = op.MatMul(_swiglu(inner, 3), op.Gather(down, chosen, axis=0))  # [n, k, 1, hidden]
+    out = op.Mul(op.Squeeze(out, _ints(2)), op.Unsqueeze(weights, _ints(2)))
+    return op.Concat(dense, op.ReduceSum(out, _ints(1), keepdims=0), axis=0)
+
+
+def gathered_rows(experts: int, used: int) -> int:
+    """Rows up to which gathering moves fewer bytes: an expert is read, written and read again, one a choice."""
+    return max(1, experts // (3 * used))
+
+
+def _dense(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any, experts: int) -> Any:
+    """Every row through every expert [n, hidden]; gate_up [E, hidden, 2·inner], down [E, inner, hidden]."""
+    hits = op.Equal(op.Unsqueeze(chosen, _ints(2)), op.Constant(value=onnx_ir.tensor(np.arange(experts))))
+    zero = op.CastLike(op.Constant(value_float=0.0), weights)
+    shares = op.ReduceSum(op.Where(hits, op.Unsqueeze(weights, _ints(2)), zero), _ints(1), keepdims=0)  # [n, E]
+    inner = _swiglu(op.MatMul(op.Unsqueeze(x, _ints(0)), gate_up), 2)  # [E, n, inner]
+    inner = op.Mul(inner, op.Unsqueeze(op.Transpose(shares, perm=[1, 0]), _ints(2)))
+    return op.ReduceSum(op.MatMul(inner, down), _ints(0), keepdims=0)
+
+
+def _swiglu(inner: Any, axis: int) -> Any:
+    gate, up = op.Split(inner, axis=axis, num_outputs=2)
+    return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
 
 
 def _ints(*values: int) -> Any:

@@ -7,7 +7,7 @@ the last word:
   the query heads of a KV group folded into query rows.
 - sampling "conditional": the branches for temperature and for filters run only when a row asks for them (`If`).
   "branchless": everything is computed, top-k and top-p over the best `BEST` tokens; for backends that capture graphs.
-- experts "looped" over those that a row chose, or "gathered" for each row (expert_forms.py).
+- experts "looped" over those that a row chose, or "gathered" for each row, or "split" (expert_forms.py).
 - the gated delta rule "looped" over blocks (delta_form.py), or "split" into blocks and a tail (delta_split.py).
 """
 
@@ -25,7 +25,7 @@ from onnxscript.onnx_opset import opset24 as op
 
 from edgebuild.export.delta_form import gated_delta
 from edgebuild.export.delta_split import gated_delta_split
-from edgebuild.export.expert_forms import experts_gathered, experts_looped
+from edgebuild.export.expert_forms import experts_gathered, experts_looped, experts_split
 from edgebuild.export.sparse_form import block_means, choose_tokens
 
 BEST = 64  # candidates that the branchless form filters over
@@ -38,15 +38,17 @@ class Forms:
 
     attention: Literal["native", "written_out"] = "native"
     sampling: Literal["conditional", "branchless"] = "conditional"
-    experts: Literal["looped", "gathered"] = "looped"
+    experts: Literal["looped", "gathered", "split"] = "looped"
     delta: Literal["looped", "split"] = "looped"
 
 
 FORMS: Mapping[str, Forms] = {
     "onnxruntime": Forms(attention="native", sampling="conditional", experts="looped"),
-    "tensorrt": Forms(attention="written_out", sampling="branchless", experts="gathered"),
-    "tensorrt-rtx": Forms(attention="written_out", sampling="branchless", experts="gathered"),
+    "tensorrt": Forms(attention="written_out", sampling="branchless", experts="split", delta="split"),
+    "tensorrt-rtx": Forms(attention="written_out", sampling="branchless", experts="split", delta="split"),
 }
+
+_EXPERTS = {"looped": experts_looped, "gathered": experts_gathered, "split": experts_split}
 
 
 def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -61,7 +63,7 @@ def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., An
         operators.block_means.default: block_means,
         operators.choose_tokens.default: choose_tokens,
         operators.gated_delta.default: {"looped": gated_delta, "split": gated_delta_split}[forms.delta],
-        operators.experts.default: {"looped": experts_looped, "gathered": experts_gathered}[forms.experts],
+        operators.experts.default: _EXPERTS[forms.experts],
         operators.sample.default: sample,
     }
 
