@@ -35,13 +35,14 @@ from edgebuild import __version__
 from edgebuild.artifact import ArtifactWriter
 from edgebuild.checkpoint import Checkpoint, match_tensors, open_checkpoint
 from edgebuild.drafter import DrafterWeights, drafter_shape, find_drafter
-from edgebuild.engine.targets import can_build_here, device_capability
+from edgebuild.engine.targets import BuildPlace, can_build_here, device_capability
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.hash_check import refuse_other_hashes
 from edgebuild.plan import ModelShape, Plan, make_plan
 from edgebuild.profile import Profile
 from edgebuild.progress import Stages
+from edgebuild.restore import WEIGHTS, restore_weights, weights_missing
 from edgebuild.traffic import Histogram, dump_histogram
 
 _TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "tokenizers")
@@ -61,9 +62,21 @@ class Built:
 
 
 def build(
-    profile: Profile, model: Path, histogram: Histogram, output: Path, stages: Stages, *, max_cells: int | None = None
+    profile: Profile,
+    model: Path,
+    histogram: Histogram,
+    output: Path,
+    stages: Stages,
+    *,
+    max_cells: int | None = None,
+    engine: bool = True,
 ) -> Built:
-    """Build an artifact at `output`. Raises EdgebuildError or EdgertError; on any error nothing is left behind."""
+    """Build an artifact at `output`. Raises EdgebuildError or EdgertError; on any error nothing is left behind.
+
+    engine: False stops after ONNX, though this machine could go on.
+    """
+    if not engine and profile.backend == "onnxruntime":
+        raise EngineError("onnxruntime runs the ONNX file itself: there is no engine to leave for the device")
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
@@ -80,7 +93,7 @@ def build(
     drafter = drafter if plan.draft.length else None
     for note in plan.notes:
         stages.note(note)
-    place = can_build_here(profile)
+    place = can_build_here(profile) if engine else BuildPlace(False, "it was left for the device")
     needed = plan.ledger.lines[0].bytes * (1 if profile.backend == "onnxruntime" else 2)
     with ArtifactWriter(output, needed_bytes=needed) as writer:
         manifest = _write_onnx(writer, profile, config, checkpoint, drafter, histogram, plan, model, stages)
@@ -97,13 +110,25 @@ def build(
     return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
 
 
-def resume(artifact: Path, stages: Stages) -> Built:
-    """Finish an artifact that stopped after ONNX: build its engine on this machine, in place of the ONNX files."""
+def resume(artifact: Path, stages: Stages, *, model: Path | None = None) -> Built:
+    """Finish an artifact that stopped after ONNX: build its engine on this machine, in place of the ONNX files.
+
+    model: the checkpoint, for an artifact that came without decoder.weights.
+    """
     from edgert.integrity import check_files
     from edgert.manifest import load_manifest
 
     with stages.stage("artifact"):
         manifest = load_manifest(artifact)
+        missing = manifest.state != "complete" and weights_missing(artifact, manifest)
+        if missing and model is None:
+            raise EngineError(f"{artifact}: came without {WEIGHTS}", hint="give the checkpoint: --model CHECKPOINT")
+    if missing and model is not None:
+        with stages.stage("weights") as report:
+            restore_weights(artifact, manifest, model, report)
+    elif model is not None:
+        stages.note(f"--model was not needed: {artifact.name} has its weights")
+    with stages.stage("hashes of what came"):
         check_files(artifact, manifest, "full")
     if manifest.state == "complete":
         where = shlex.quote(str(artifact))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
+@click.option("--no-engine", is_flag=True, help="Stop after ONNX; `edgebuild resume` on the device does the rest.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def build(
@@ -31,6 +32,7 @@ def build(
     mtp: Path | None,
     draft_vocabulary: int | None,
     max_cells: int | None,
+    no_engine: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -56,20 +58,28 @@ def build(
     stages.title("edgebuild", f"{checkpoint.name} for {profile.name} → {target}")
     with stages.stage("traffic"):
         histogram = read_traffic(source)
-    _finish(run(profile, checkpoint, histogram, target, stages, max_cells=max_cells), stages.seconds, as_json)
+    built = run(profile, checkpoint, histogram, target, stages, max_cells=max_cells, engine=not no_engine)
+    _finish(built, stages.seconds, as_json)
 
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="Checkpoint, where decoder.weights did not come along."
+)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def resume(artifact: Path, quiet: bool, as_json: bool) -> None:
-    """Finish an ARTIFACT that stopped after ONNX: build its engine on this machine."""
+def resume(artifact: Path, model: Path | None, quiet: bool, as_json: bool) -> None:
+    """Finish an ARTIFACT that stopped after ONNX: build its engine on this machine.
+
+    The artifact may come without decoder.weights: they are written again from the checkpoint, and must have the hash
+    that the artifact lists.
+    """
     from edgebuild.build import resume as run
     from edgebuild.progress import Stages
 
     stages = Stages(quiet=quiet)
-    _finish(run(artifact, stages), stages.seconds, as_json)
+    _finish(run(artifact, stages, model=model), stages.seconds, as_json)
 
 
 def _finish(built: Built, seconds: dict[str, float], as_json: bool) -> None:
