@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 ACCEPTANCE_THRESHOLD = 0.6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One draft length as it ran. tokens_per_ms: of each repeat; acceptance: by position, given the one before."""
+
+    length: int
+    tokens_per_ms: tuple[float, ...]
+    acceptance: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -81,3 +91,56 @@ def choose_draft_length(
         f"k = 0..{preferred} (acceptance >= {threshold:g})"
     )
     return DraftChoice(length, expected_tokens(acceptance, length), rates[length], tuple(acceptance), reason)
+
+
+def choose_measured(points: Sequence[Measured], threshold: float = ACCEPTANCE_THRESHOLD) -> tuple[int, str]:
+    """The length with most tokens per ms among those that ran, and why.
+
+    Lengths whose every position accepts at least `threshold` are preferred: a longer one is taken only where none of
+    them beats k = 0. A longer length must beat a shorter one beyond the spread: its worst repeat above the best.
+    """
+    points = sorted(points, key=lambda point: point.length)
+    if not points or points[0].length:
+        raise ValueError("a curve begins with draft length 0")
+    plain = points[0]
+    for preferred in (True, False):
+        best = plain
+        for point in points[1:]:
+            held = all(rate >= threshold for rate in point.acceptance[: point.length])
+            if (held or not preferred) and min(point.tokens_per_ms) > max(best.tokens_per_ms):
+                best = point
+        if best.length:
+            what = (
+                f"acceptance >= {threshold:g}" if preferred else f"no length keeps acceptance >= {threshold:g} and pays"
+            )
+            return best.length, (
+                f"{median(best.tokens_per_ms):.3f} tokens/ms against {median(plain.tokens_per_ms):.3f} without drafts "
+                f"({what})"
+            )
+    return 0, f"no draft length beats {median(plain.tokens_per_ms):.3f} tokens/ms beyond the spread"
+
+
+@dataclass(frozen=True)
+class VocabularyCost:
+    """A draft vocabulary that could be built. step_ms: [k + 1]. coverage: share of tokens it holds, in text unseen."""
+
+    tokens: int
+    coverage: float
+    step_ms: tuple[float, ...]
+
+
+def choose_vocabulary(
+    options: Sequence[VocabularyCost], acceptance: Sequence[float], built: VocabularyCost, threshold: float
+) -> tuple[VocabularyCost, dict[int, DraftChoice]]:
+    """The draft vocabulary with most expected tokens per ms, and the draft length of each (by its tokens).
+
+    acceptance: measured with `built`. A token outside the vocabulary is never drafted, so acceptance follows coverage.
+    Equal rates go to the smaller vocabulary.
+    """
+    choices = {}
+    for option in options:
+        share = option.coverage / built.coverage if built.coverage else 1.0
+        rates = [min(1.0, rate * share) for rate in acceptance]
+        choices[option.tokens] = choose_draft_length(rates, option.step_ms[: len(rates) + 1], threshold)
+    best = max(options, key=lambda option: (choices[option.tokens].tokens_per_ms or 0.0, -option.tokens))
+    return best, choices

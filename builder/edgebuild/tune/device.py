@@ -1,0 +1,119 @@
+"""Which device this is, what runs on it, and what it says about itself right now."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from edgert.guards.readings import DeviceReading, Run, run_command
+from edgert.hostmemory import total_bytes
+from edgert.manifest import BackendInfo
+
+from edgebuild import __version__
+from edgebuild.artifact import canonical_json
+from edgebuild.tune.records import Conditions, DeviceId
+
+_MIB = 1 << 20
+
+
+def this_device(backend: str, *, root: Path = Path("/"), run: Run = run_command) -> DeviceId:
+    """The device that an artifact for `backend` runs on here. Never raises: what cannot be read is None.
+
+    Identity: what does not change over reboots. Memory is rounded to 256 MiB, since a kernel takes a little of it.
+    """
+    cpu = _first_value(root / "proc/cpuinfo", ("model name", "Model", "CPU part"))
+    board = _text(root / "proc/device-tree/model")
+    memory = total_bytes(root / "proc/meminfo")
+    name, capability, driver = board or cpu or platform.machine(), None, None
+    if backend != "onnxruntime":
+        gpu = _gpu(run)
+        name, capability, driver = gpu or (board or "unknown GPU", None, None)
+    fixed = {
+        "name": name,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_bytes": None if memory is None else round(memory / (256 * _MIB)) * 256 * _MIB,
+        "compute_capability": capability,
+    }
+    identity = hashlib.sha256(canonical_json(fixed)).hexdigest()
+    return DeviceId(identity=identity, driver=driver, **fixed)  # type: ignore[arg-type]
+
+
+def versions(backend: BackendInfo) -> dict[str, str]:
+    """What a figure depends on beside the artifact."""
+    found = {"edgebuild": __version__, "python": platform.python_version(), "backend": backend.version}
+    for package in ("onnxruntime",) if backend.name == "onnxruntime" else ("tensorrt-rtx-cu13", "tensorrt"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def conditions(reading: DeviceReading | Mapping[str, object] | None, *, root: Path = Path("/")) -> Conditions | None:
+    """A look at the device as the logbook keeps it; `reading` may be one that crossed a process as JSON."""
+    if reading is None:
+        return None
+    get = reading.get if isinstance(reading, Mapping) else lambda key: getattr(reading, key)
+    throttle = get("throttle_reasons")
+    return Conditions.model_validate(
+        {
+            "sensors": get("sensors"),
+            "temperature_c": get("temperature_c"),
+            "power_w": get("power_w"),
+            "cpu_clock_mhz": cpu_clock_mhz(root),
+            "gpu_clock_mhz": get("gpu_clock_mhz"),
+            "memory_clock_mhz": get("memory_clock_mhz"),
+            "throttle_reasons": None if throttle is None else tuple(throttle),  # type: ignore[arg-type]
+            "memory_available_bytes": get("memory_available_bytes"),
+        }
+    )
+
+
+def cpu_clock_mhz(root: Path = Path("/")) -> float | None:
+    """Clock of the first core now: cpufreq's, else what /proc/cpuinfo says; None where neither does."""
+    khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+    mhz = _first_value(root / "proc/cpuinfo", ("cpu MHz",)) if khz is None else None
+    try:
+        if khz is not None:
+            return float(khz) / 1e3
+        return None if mhz is None else float(mhz)
+    except ValueError:
+        return None
+
+
+def _gpu(run: Run) -> tuple[str, str | None, str | None] | None:
+    """Name, compute capability and driver of the visible GPU, from nvidia-smi; None where it does not answer."""
+    from edgert.guards.nvml import visible_gpu
+
+    fields = "name,compute_cap,driver_version"
+    try:
+        text = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", f"--id={visible_gpu()}"])
+    except OSError:
+        return None
+    parts = [part.strip() for part in text.strip().splitlines()[0].split(",")] if text.strip() else []
+    if len(parts) != 3 or not parts[0]:
+        return None
+    return parts[0], *(None if part in ("", "[N/A]") else part for part in parts[1:])  # type: ignore[return-value]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").replace("\0", "").strip() or None
+    except OSError:
+        return None
+
+
+def _first_value(path: Path, keys: tuple[str, ...]) -> str | None:
+    """Value of the first of `keys` in a file of `key : value` lines."""
+    lines = (_text(path) or "").splitlines()
+    for key in keys:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == key and value.strip():
+                return value.strip()
+    return None
