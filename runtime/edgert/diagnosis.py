@@ -20,7 +20,14 @@ from edgert.probe import StepProbe
 # Planned against measured memory: what is more than this past the plan is worth a look.
 PEAK_TOLERANCE = 0.10
 PEAK_TOLERANCE_BYTES = 50_000_000
+LEAST_WAIT_S = 0.05  # for a slot, on average: shorter is nothing that anybody notices
 LEAST_DRAFTS = 50  # verified drafts before an acceptance says anything
+LEAST_CLOCK = 0.7  # of the largest clock, while steps run: below it somebody holds it down
+CLOCK_STEP = "let the clocks follow the load (sudo jetson_clocks on a Jetson), or check supply and cooling"
+# Launches before shares of padding say anything, and the share from which they cost too much.
+LEAST_LAUNCHES = 50
+KINDS = ("prefill", "decode")
+PADDING_SHARE, IDLE_SHARE = 0.5, 0.5
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,14 @@ class Finding:
 class Facts:
     """What a doctor saw; None or empty where it did not get so far.
 
+    absent         there is no artifact here: the path as it was given
     failure        why the artifact could not be opened or did not pass its golden check
+    loaded_reading the sensors right after the measured steps, None where none ran
     description    Backend.describe() after warm-up
-    memory_phases  bytes in use by phase
+    memory_phases  bytes in use by phase; memory_parts: by what holds them, as the backend says
     baseline_bytes in use before the load, to be taken off those (a process has its interpreter)
+    side_by_side   sequences that ran at once and agreed with their references
+    chunks, steps  measured prefill chunks and decode steps
     eager_step_ms  the first probe again, with graphs off
     """
 
@@ -47,11 +58,16 @@ class Facts:
     power_mode: str | None = None
     manifest: Manifest | None = None
     config: RuntimeConfig | None = None
+    absent: str | None = None
     failure: EdgertError | None = None
+    loaded_reading: DeviceReading | None = None
     description: Mapping[str, Any] = field(default_factory=dict)
     memory_phases: Mapping[str, int] = field(default_factory=dict)
+    memory_parts: Mapping[str, int] = field(default_factory=dict)
     baseline_bytes: int = 0
     golden: GoldenReport | None = None
+    side_by_side: int = 0
+    chunks: tuple[StepProbe, ...] = ()
     steps: tuple[StepProbe, ...] = ()
     eager_step_ms: float | None = None
     copy_bytes_per_s: float | None = None
@@ -59,7 +75,8 @@ class Facts:
 
 SYMPTOM_OF_FAILURE = {
     "ArtifactError": "damaged artifact",
-    "GoldenMismatch": "garbled output",
+    "GoldenMismatch": "garbled or repeated output",
+    "KvWriteError": "garbled or repeated output",
     "ConfigError": "impossible configuration",
     "BackendError": "backend does not start",
 }
@@ -75,27 +92,44 @@ def planned_bytes(manifest: Manifest) -> int:
     return sum(line.bytes for line in manifest.ledger if line.label != "margin")
 
 
+def failure_findings(error: BaseException) -> tuple[Finding, ...]:
+    """What an error that ends a load, or an engine at work, is called; its own words, and its own next step."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    symptom = next((SYMPTOM_OF_FAILURE[kind] for kind in kinds if kind in SYMPTOM_OF_FAILURE), "does not load")
+    default = "build the artifact again, on or for this device"
+    if "KvWriteError" in kinds:
+        default = "stopped before anything wrong was written: load again, and report it with this line"
+    return (Finding(symptom, Exception.__str__(error), getattr(error, "hint", None) or default),)
+
+
 def _failure(facts: Facts) -> Iterator[Finding]:
+    if facts.absent is not None:
+        yield Finding(
+            "no artifact",
+            f"no artifact at {facts.absent}: a directory with a manifest.json is expected",
+            "give the directory that edgebuild wrote",
+        )
     if facts.failure is not None:
-        kinds = [kind.__name__ for kind in type(facts.failure).__mro__]
-        symptom = next((SYMPTOM_OF_FAILURE[kind] for kind in kinds if kind in SYMPTOM_OF_FAILURE), "does not load")
-        default = "build the artifact again, on or for this device"
-        yield Finding(symptom, Exception.__str__(facts.failure), facts.failure.hint or default)
+        yield from failure_findings(facts.failure)
 
 
 def _device(facts: Facts) -> Iterator[Finding]:
     reading, config = facts.reading, facts.config
-    if reading.throttle_reasons:
+    reasons = {*(reading.throttle_reasons or ()), *(_loaded(facts).throttle_reasons or ())}
+    if reasons:
         yield Finding(
             "latency drifts",
-            f"the hardware holds its clocks down now: {', '.join(reading.throttle_reasons)}",
+            f"the hardware holds its clocks down now: {', '.join(sorted(reasons))}",
             "improve cooling or supply, or lower slots and soft_temperature_c in scheduler.yaml",
         )
+    elif facts.loaded_reading is not None and (slow := slow_clock(facts.loaded_reading)):
+        yield Finding("latency drifts", f"right after steps {slow}", CLOCK_STEP)
     if config is None:
         return
     mode = power_mode_warning(config.power_mode, facts.power_mode)
     if mode:
         yield Finding("wrong power mode", mode, f"sudo nvpmodel -m <id of {config.power_mode}>, or plan for this mode")
+    reading = _loaded(facts)
     soft, hard, now = config.soft_temperature_c, config.hard_temperature_c, reading.temperature_c
     if now is None and (soft is not None or hard is not None):
         why = "; ".join(reading.notes) or "this machine has no such sensor"
@@ -112,6 +146,19 @@ def _device(facts: Facts) -> Iterator[Finding]:
             "slots away",
             "improve cooling, wait, or use a lower power mode",
         )
+
+
+def _loaded(facts: Facts) -> DeviceReading:
+    return facts.loaded_reading or facts.reading
+
+
+def slow_clock(reading: DeviceReading) -> str | None:
+    """The sentence for a GPU clock far below what the power mode allows, of a device that is at work; None: it is not,
+    or nobody knows."""
+    now, most = reading.gpu_clock_mhz, reading.gpu_clock_max_mhz
+    if now is None or most is None or now >= LEAST_CLOCK * most:
+        return None
+    return f"the GPU clock is {now:.0f} MHz of {most:.0f} MHz"
 
 
 def _configuration(facts: Facts) -> Iterator[Finding]:
@@ -148,7 +195,9 @@ def _capture(facts: Facts) -> Iterator[Finding]:
     fallbacks = facts.description.get("fallbacks") or []
     reasons: dict[str, list[str]] = {}
     for each in fallbacks:
-        reasons.setdefault(str(each["reason"]), []).append(str(each["cell"]))
+        cells = reasons.setdefault(str(each["reason"]), [])
+        if each["cell"] not in cells:  # one of a single sequence is captured for each slot
+            cells.append(str(each["cell"]))
     for reason, cells in reasons.items():
         yield Finding(
             "capture failed",
@@ -194,13 +243,15 @@ def running_findings(snapshot: EngineSnapshot, *, acceptance_threshold: float = 
 
 def _running(snapshot: EngineSnapshot, acceptance_threshold: float) -> Iterator[Finding]:
     wait, ttft = snapshot.queue_wait, snapshot.ttft
-    if ttft.count and wait.count and wait.sum_s / wait.count > 0.5 * ttft.sum_s / ttft.count:
+    waited_s = wait.sum_s / wait.count if wait.count else 0.0
+    if ttft.count and waited_s > max(LEAST_WAIT_S, 0.5 * ttft.sum_s / ttft.count):
         yield Finding(
             "first token slow",
-            f"requests wait {wait.sum_s / wait.count:.2f} s for a slot on average, "
+            f"requests wait {waited_s:.2f} s for a slot on average, "
             f"of {ttft.sum_s / ttft.count:.2f} s to the first token",
             "more slots, fewer concurrent requests, or shorter outputs",
         )
+    yield from _padding(snapshot)
     if snapshot.eager_launches and snapshot.graph_launches:
         yield Finding(
             "capture failed",
@@ -229,9 +280,31 @@ def _running(snapshot: EngineSnapshot, acceptance_threshold: float) -> Iterator[
             + (f"; the hardware throttled: {events}" if events else ""),
             "improve cooling, or plan for fewer slots",
         )
+    elif snapshot.decoding and snapshot.device is not None and (slow := slow_clock(snapshot.device)):
+        yield Finding("latency drifts", f"while tokens are made {slow}", CLOCK_STEP)
     if not snapshot.admission_open:
         yield Finding(
             "requests wait or are refused",
             "a guard lets nothing new start: the hard temperature limit, or the memory margin",
             "the log of edgert.guards has the reading",
+        )
+
+
+def _padding(snapshot: EngineSnapshot) -> Iterator[Finding]:
+    """Rows that carry nothing: the traffic is not the one that was planned for."""
+    by_kind = {kind: [n for cell, n in snapshot.launches.items() if cell.startswith(kind)] for kind in KINDS}
+    rows = snapshot.prompt_tokens + snapshot.padded_prompt_tokens
+    padded = snapshot.padded_prompt_tokens / rows if rows else 0.0
+    if sum(by_kind["prefill"]) >= LEAST_LAUNCHES and padded > PADDING_SHARE:
+        yield Finding(
+            "first token slow",
+            f"{padded:.0%} of the prefill rows were padding: prompts are shorter than the chunks were chosen for",
+            "plan for this traffic (edgebuild traffic, then rebuild), or add a smaller chunk to graph_bucket_sizes",
+        )
+    idle = snapshot.idle_rows / snapshot.decode_rows if snapshot.decode_rows else 0.0
+    if sum(by_kind["decode"]) >= LEAST_LAUNCHES and idle > IDLE_SHARE:
+        yield Finding(
+            "throughput collapses with concurrency",
+            f"{idle:.0%} of the decode rows were idle: batches are larger than the sequences that run",
+            "add a smaller batch to graph_batch_sizes, or rebuild with one",
         )

@@ -1,7 +1,7 @@
-"""`edgert doctor ARTIFACT`: whether this device can run this artifact well, on one screen.
+"""`edgert doctor ARTIFACT`: whether this device can run this artifact well.
 
-Opens the artifact as an engine would, runs its golden vectors, measures a few decode steps and looks at the sensors.
-What any of it means is decided in diagnosis.
+Opens the artifact as an engine would, runs its golden vectors and the KV check, measures each chunk and a few decode
+steps, and looks at the sensors before and after. What any of it means is decided in diagnosis.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from edgert import __version__
+from edgert.capture import cell_states, counts
 from edgert.diagnosis import Facts, Finding, findings, planned_bytes
 from edgert.errors import EdgertError
 from edgert.golden import check_golden, load_golden
 from edgert.guards.detect import detect_sensors
 from edgert.guards.readings import Sensors
 from edgert.hostmemory import resident_bytes
-from edgert.loading import Loading, Runtime, open_runtime, plan_loading
-from edgert.manifest import load_manifest
-from edgert.probe import copy_bytes_per_s, probe_steps
+from edgert.loading import Loading, Runtime, open_runtime, plan_loading, used_bytes
+from edgert.manifest import MANIFEST_NAME, load_manifest
+from edgert.probe import StepProbe, copy_bytes_per_s, probe_chunks, probe_steps
+from edgert.sidebyside import check_side_by_side
+from edgert.tables import memory_table
+
+FORMAT_VERSION = 1  # of the JSON document
 
 
 def examine(
@@ -33,6 +38,8 @@ def examine(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Facts:
     """Collect the facts; never raises for what is wrong with the artifact or the device."""
+    if not (Path(directory) / MANIFEST_NAME).is_file():
+        return Facts((sensors or detect_sensors(gpu=False, once=True)).read(), absent=str(directory))
     try:
         manifest = load_manifest(directory)
     except EdgertError as error:
@@ -47,7 +54,9 @@ def examine(
     except EdgertError as error:
         return replace(facts, failure=error)
     try:
-        facts = _with_runtime(facts, loading, runtime, clock)
+        facts = replace(facts, description=runtime.description, memory_phases=runtime.memory_phases)
+        facts = replace(facts, memory_parts=runtime.memory_bytes)
+        facts = _with_runtime(facts, loading, runtime, clock, sensors)
     except EdgertError as error:
         return replace(facts, failure=error)
     finally:
@@ -62,14 +71,36 @@ def examine(
     return facts
 
 
-def _with_runtime(facts: Facts, loading: Loading, runtime: Runtime, clock: Callable[[], float]) -> Facts:
+def _with_runtime(
+    facts: Facts, loading: Loading, runtime: Runtime, clock: Callable[[], float], sensors: Sensors
+) -> Facts:
+    """Golden vectors, KV check, a step of each chunk, decode steps; the memory after each."""
     backend, cells, slots = runtime.backend, loading.cells, runtime.limits.slots
-    facts = replace(facts, description=backend.describe(), memory_phases=runtime.memory_phases)
-    golden = load_golden(loading.directory, loading.manifest.model)
-    report = check_golden(backend, golden, cells=cells, slots=slots, context_tokens=runtime.limits.context_tokens)
-    facts = replace(facts, golden=report)
-    steps = probe_steps(backend, cells, slots, loading.manifest, clock)
-    return replace(facts, steps=steps, description=backend.describe())
+    context, manifest = runtime.limits.context_tokens, loading.manifest
+    phases = dict(runtime.memory_phases)
+
+    def mark(phase: str) -> None:
+        used = used_bytes(backend)
+        if used is not None:
+            phases[phase] = used
+
+    golden = load_golden(loading.directory, manifest.model)
+    report = check_golden(backend, golden, cells=cells, slots=slots, context_tokens=context)
+    mark("checked")
+    abreast = check_side_by_side(backend, golden, cells=cells, slots=slots, context_tokens=context)
+    chunks = probe_chunks(backend, cells, manifest, clock, mark)
+    steps = probe_steps(backend, cells, slots, manifest, clock, mark)
+    return replace(
+        facts,
+        golden=report,
+        side_by_side=abreast,
+        chunks=chunks,
+        steps=steps,
+        loaded_reading=sensors.read(),
+        memory_phases=phases,
+        memory_parts=backend.memory(),
+        description=backend.describe(),
+    )
 
 
 def _eager_step_ms(loading: Loading, clock: Callable[[], float]) -> float | None:
@@ -89,7 +120,13 @@ def _eager_step_ms(loading: Loading, clock: Callable[[], float]) -> float | None
 def to_json(facts: Facts, found: tuple[Finding, ...]) -> dict[str, Any]:
     """Everything as one JSON document; null = unknown."""
     manifest, config = facts.manifest, facts.config
+    states = (
+        ()
+        if manifest is None or config is None or not facts.description
+        else (cell_states(manifest.cells, config.select_cells(manifest), facts.description, config.slots))
+    )
     return {
+        "format_version": FORMAT_VERSION,
         "healthy": not found,
         "findings": [asdict(each) for each in found],
         "versions": {
@@ -104,30 +141,41 @@ def to_json(facts: Facts, found: tuple[Finding, ...]) -> dict[str, Any]:
         else {
             "name": manifest.name,
             "model": manifest.model.name,
+            "identity": manifest.model.identity,
             "backend": manifest.backend.name,
             "precision": manifest.backend.precision,
             "compute_capabilities": list(manifest.backend.compute_capabilities),
         },
         "device": dict(facts.description),
+        "cells": [asdict(state) for state in states],
         "reading": asdict(facts.reading),
+        "loaded_reading": None if facts.loaded_reading is None else asdict(facts.loaded_reading),
         "power_mode": {"actual": facts.power_mode, "expected": config and config.power_mode},
         "limits": config and {"soft_c": config.soft_temperature_c, "hard_c": config.hard_temperature_c},
         "memory": {
             "planned_bytes": manifest and planned_bytes(manifest),
             "phases": {phase: used - facts.baseline_bytes for phase, used in facts.memory_phases.items()},
+            "parts": dict(facts.memory_parts),
         },
         "golden": None if facts.golden is None else asdict(facts.golden),
-        "steps": [
-            {**asdict(step), "bytes_per_s": step.bytes_per_s, "tokens_per_s": step.tokens_per_s} for step in facts.steps
-        ],
+        "side_by_side": facts.side_by_side,
+        "chunks": [_probe(chunk) for chunk in facts.chunks],
+        "steps": [_probe(step) for step in facts.steps],
         "eager_step_ms": facts.eager_step_ms,
         "copy_bytes_per_s": facts.copy_bytes_per_s,
     }
 
 
+def _probe(step: StepProbe) -> dict[str, Any]:
+    return {**asdict(step), "bytes_per_s": step.bytes_per_s, "tokens_per_s": step.tokens_per_s}
+
+
 def render(facts: Facts, found: tuple[Finding, ...]) -> str:
     """The screen."""
     lines = [f"{label:<12}{text}" for label, text in _rows(facts)]
+    planned = None if facts.manifest is None else planned_bytes(facts.manifest)
+    memory = memory_table(facts.memory_phases, planned, facts.baseline_bytes)
+    lines += ["", *memory] if memory else []
     if not found:
         return "\n".join([*lines, "", "healthy: nothing found"])
     lines += ["", f"{len(found)} finding{'s' if len(found) > 1 else ''}"]
@@ -158,20 +206,28 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("power mode", f"{facts.power_mode or 'unknown'}, expected {config.power_mode}"))
     available = "unknown" if reading.memory_available_bytes is None else _mb(reading.memory_available_bytes)
     planned = "" if manifest is None else f", planned {_mb(planned_bytes(manifest))}"
-    phases = "".join(f", {name} {_mb(used - facts.baseline_bytes)}" for name, used in facts.memory_phases.items())
-    rows.append(("memory", f"available {available}{planned}{phases}"))
+    rows.append(("memory", f"available {available}{planned}"))
     if facts.golden is not None:
         golden = facts.golden
-        rows.append(("golden", f"{golden.steps} steps within {golden.tolerance:g}, worst {golden.worst_error:.2g}"))
-    if "graphs" in described:
-        graphs, eager = described["graphs"], len(described.get("fallbacks") or [])
-        rows.append(("graphs", f"{graphs} captured, {eager} run eager, JIT cache {described.get('jit_cache')}"))
+        abreast = f"; {facts.side_by_side} sequences side by side agree" if facts.side_by_side else ""
+        rows.append(
+            ("golden", f"{golden.steps} steps within {golden.tolerance:g}, worst {golden.worst_error:.2g}{abreast}")
+        )
+    if "graphs" in described and manifest is not None and config is not None:
+        found = counts(cell_states(manifest.cells, config.select_cells(manifest), described, config.slots))
+        cells = ", ".join(f"{count} {status}" for status, count in found.items())
+        rows.append(
+            ("graphs", f"{described['graphs']} captured; cells: {cells}; JIT cache {described.get('jit_cache')}")
+        )
+    if facts.chunks:
+        largest = facts.chunks[-1]
+        rows.append(("prefill", f"{largest.cell}: {largest.step_ms:.1f} ms, {largest.tokens_per_s:,.0f} tokens/s"))
     rows += [("decode", _step(facts, place)) for place in range(len(facts.steps))]
     return rows
 
 
 def _sensors(facts: Facts) -> str:
-    reading, config = facts.reading, facts.config
+    reading, config = facts.loaded_reading or facts.reading, facts.config
     parts = [reading.sensors]
     if reading.temperature_c is not None:
         parts.append(f"{reading.temperature_c:.1f} °C ({reading.temperature_source})")
@@ -184,7 +240,8 @@ def _sensors(facts: Facts) -> str:
     if reading.power_w is not None:
         parts.append(f"{reading.power_w:.1f} W")
     if reading.gpu_clock_mhz is not None:
-        parts.append(f"{reading.gpu_clock_mhz:.0f} MHz")
+        most = "" if reading.gpu_clock_max_mhz is None else f" of {reading.gpu_clock_max_mhz:.0f}"
+        parts.append(f"{reading.gpu_clock_mhz:.0f}{most} MHz")
     if reading.throttle_reasons is not None:
         parts.append(
             f"throttled by {', '.join(reading.throttle_reasons)}" if reading.throttle_reasons else "no throttling"

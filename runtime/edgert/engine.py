@@ -348,6 +348,8 @@ class _Loop:
         for output in added:
             worker.add(output)
         worker.fail(error)
+        if self._observer is not None:
+            self._observer.log_failure(error)
         self._publish(worker, "failed")
 
     def _publish(self, worker: Worker, state: str, *, soon: bool = False) -> None:

@@ -90,7 +90,7 @@ def check_golden(
         backend.reset_slot(0)
         for place, step in enumerate(case.steps):
             if place == 0:
-                logits = _prefill(backend, case.prompt_ids, cells)
+                logits = prefill_logits(backend, case.prompt_ids, cells)
             elif len(case.prompt_ids) + place > context_tokens:
                 break
             else:
@@ -142,7 +142,8 @@ def _compare(logits: Float32s, step: GoldenStep, tolerance: float, where: str) -
     return error
 
 
-def _prefill(backend: Backend, prompt: Sequence[int], cells: Sequence[Cell]) -> Float32s:
+def prefill_logits(backend: Backend, prompt: Sequence[int], cells: Sequence[Cell], *, slot: int = 0) -> Float32s:
+    """Logits after a prompt, read into a slot in chunks as requests are. Raises BackendError or ArtifactError."""
     start = 0
     logits: Float32s | None = None
     while start < len(prompt):
@@ -150,7 +151,7 @@ def _prefill(backend: Backend, prompt: Sequence[int], cells: Sequence[Cell]) -> 
         if cell is None:
             raise ArtifactError(f"{GOLDEN_NAME}: no prefill cell reaches position {start}")
         count = min(cell.query_rows, len(prompt) - start)
-        step = empty_step(cell, 0)
+        step = empty_step(cell, slot)
         step.tokens[0, :count] = prompt[start : start + count]
         step.length[0] = start
         step.valid[0] = step.forced[0] = count

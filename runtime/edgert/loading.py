@@ -155,6 +155,7 @@ def open_runtime(loading: Loading) -> Runtime:
         draft_states=manifest.draft_states if config.draft_length else (),
     )
     backend = resolve(manifest.backend.name)(setup)
+        on_phase=lambda phase: mark(phase),
     phases: dict[str, int] = {}
 
     def mark(phase: str) -> None:

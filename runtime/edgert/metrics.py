@@ -126,11 +126,13 @@ class EngineSnapshot:
     queue_wait, ttft, tpot, itl   histograms; itl.max_s is the longest gap
     graph_launches, eager_launches   None where the backend has no graphs
     memory_bytes     by part, as the backend measured at load
-    memory_phases    most bytes in use (device, or process) by phase: opened, warmed_up, checked, prefill, decode
+    memory_phases    most bytes in use (device, or process) by phase: opened, compiled, warmed_up, checked, then
+                     prefill-N for chunks of N rows and decode-N for batches of N
     device           the guard's latest reading; None without a guard
     throttle_events  by reason, counted when one begins
     guard_changes    changes of what the thermal guard allows
     acceptance       task ("" = none given) → drafting.Acceptance as JSON
+    power_mode       the device's at load, expected_power_mode: the plan's; None = unknown, none named
     draft_lengths    task → batch → drafts a step now; draft_switched_off, _on: how often that fell to 0, and rose again
     """
 
@@ -170,6 +172,8 @@ class EngineSnapshot:
     draft_lengths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     draft_switched_off: int = 0
     draft_switched_on: int = 0
+    power_mode: str | None = None
+    expected_power_mode: str | None = None
 
 
 @dataclass

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgert.diagnosis import running_findings
+from edgert.diagnosis import failure_findings, running_findings
 from edgert.loading import Runtime, used_bytes
 from edgert.metrics import EngineSnapshot
+from edgert.probe import phase_of
 from edgert.worker import Worker
 
 log = logging.getLogger("edgert.engine")
@@ -71,6 +72,8 @@ class Observer:
             device=guard.reading if guard else None,
             throttle_events=dict(guard.throttle_events) if guard else {},
             guard_changes=guard.changes if guard else 0,
+            power_mode=guard.power_mode if guard else None,
+            expected_power_mode=guard.limits.power_mode if guard else None,
         )
 
     def log_findings(self, snapshot: EngineSnapshot) -> None:
@@ -91,8 +94,14 @@ class Observer:
             described = {**described, "guards": worker.guard.describe(), "warnings": list(worker.guard.warnings)}
         self.description = described
         used = used_bytes(backend)
-        if used is not None and worker.last_kind is not None:
-            self._phases[worker.last_kind] = max(used, self._phases.get(worker.last_kind, 0))
+        if used is not None and worker.last_cell is not None:
+            phase = phase_of(worker.last_cell)
+            self._phases[phase] = max(used, self._phases.get(phase, 0))
+
+    def log_failure(self, error: BaseException) -> None:
+        """The engine ends: under which name docs/troubleshooting.md has this, and what to do."""
+        for finding in failure_findings(error):
+            log.error("%s: %s; next: %s", finding.symptom, finding.cause, finding.next_step)
 
 
 def _by_position(counts: Mapping[str | None, Sequence[int]]) -> dict[tuple[str, int], int]:

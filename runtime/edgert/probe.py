@@ -1,4 +1,4 @@
-"""How fast a device runs an artifact's decode steps, and how fast it copies memory. For `edgert doctor`.
+"""How fast a device runs an artifact's steps, and how fast it copies memory. For `edgert doctor`.
 
 Steps whose rows are all idle cost what real ones do and leave no trace. The clock is passed in.
 """
@@ -26,12 +26,13 @@ COPY_BYTES = 128 << 20  # past every cache
 
 @dataclass(frozen=True)
 class StepProbe:
-    """One decode cell. bytes: what one step reads at least (weights, and the cells' share of the cache)."""
+    """One cell. bytes: what one step reads at least (weights, and the cells' share of the cache); rows: of a chunk."""
 
     cell: str
     batch: int
     step_ms: float
     bytes: int
+    rows: int = 1
 
     @property
     def bytes_per_s(self) -> float:
@@ -39,7 +40,12 @@ class StepProbe:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.batch / self.step_ms * 1e3
+        return self.batch * self.rows / self.step_ms * 1e3
+
+
+def phase_of(cell: Cell) -> str:
+    """Under which name the memory of a step is kept: each chunk size, and each decode batch."""
+    return f"prefill-{cell.query_rows}" if cell.kind == "prefill" else f"decode-{cell.batch}"
 
 
 def probe_cells(cells: Sequence[Cell], slots: int) -> tuple[Cell, ...]:
@@ -51,13 +57,39 @@ def probe_cells(cells: Sequence[Cell], slots: int) -> tuple[Cell, ...]:
 
 
 def probe_steps(
-    backend: Backend, cells: Sequence[Cell], slots: int, manifest: Manifest, clock: Callable[[], float]
+    backend: Backend,
+    cells: Sequence[Cell],
+    slots: int,
+    manifest: Manifest,
+    clock: Callable[[], float],
+    mark: Callable[[str], None] = lambda _phase: None,
 ) -> tuple[StepProbe, ...]:
-    """Median step time of the probe cells. Raises BackendError."""
-    return tuple(
-        StepProbe(cell.label, cell.batch, _step_ms(backend, cell, clock), step_bytes(manifest, cell))
-        for cell in probe_cells(cells, slots)
-    )
+    """Median step time of the probe cells; mark: told the phase after each. Raises BackendError."""
+    probes = []
+    for cell in probe_cells(cells, slots):
+        probes.append(StepProbe(cell.label, cell.batch, _step_ms(backend, cell, clock), step_bytes(manifest, cell)))
+        mark(phase_of(cell))
+    return tuple(probes)
+
+
+def probe_chunks(
+    backend: Backend,
+    cells: Sequence[Cell],
+    manifest: Manifest,
+    clock: Callable[[], float],
+    mark: Callable[[str], None],
+) -> tuple[StepProbe, ...]:
+    """One step of each chunk size at its smallest tier, small chunks first; mark: told the phase after each."""
+    prefill = [cell for cell in cells if cell.kind == "prefill"]
+    probes = []
+    for rows in sorted({cell.query_rows for cell in prefill}):
+        cell = min((c for c in prefill if c.query_rows == rows), key=lambda c: c.kv_tier)
+        start = clock()
+        backend.launch(empty_step(cell, 0)).result()
+        step_ms = max((clock() - start) * 1e3, 1e-6)
+        probes.append(StepProbe(cell.label, 1, step_ms, step_bytes(manifest, cell), rows))
+        mark(phase_of(cell))
+    return tuple(probes)
 
 
 def step_bytes(manifest: Manifest, cell: Cell) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from edgert.guards.policy import power_mode_warning
 from edgert.histogram import HistogramSnapshot
 
 if TYPE_CHECKING:
@@ -79,6 +80,13 @@ def families(snapshot: EngineSnapshot) -> Iterator[Family]:
         cells = sorted(by.items())
         samples = tuple(({"task": task, "position": str(at)}, float(count)) for (task, at), count in cells)
         yield Family(name, "counter", text, samples)
+    lengths = [(task, batch, k) for task, by in s.draft_lengths.items() for batch, k in by.items()]
+    yield Family(
+        "edgert_draft_length",
+        "gauge",
+        "Tokens drafted a step now, by task and batch.",
+        tuple(({"task": task, "batch": str(batch)}, float(k)) for task, batch, k in sorted(lengths)),
+    )
     yield labelled("edgert_cell_launches_total", "counter", "Steps by cell.", "cell", s.launches)
     yield counter("edgert_graph_launches_total", "Steps that replayed a captured graph.", s.graph_launches)
     yield counter("edgert_eager_launches_total", "Steps that ran eager.", s.eager_launches)
@@ -119,6 +127,13 @@ def families(snapshot: EngineSnapshot) -> Iterator[Family]:
     )
     yield labelled(
         "edgert_throttle_events_total", "counter", "Times the hardware began to throttle.", "reason", s.throttle_events
+    )
+    warning = power_mode_warning(s.expected_power_mode, s.power_mode)
+    unknown = s.expected_power_mode is None or s.power_mode is None
+    yield gauge(
+        "edgert_power_mode_mismatch",
+        "1 where the device is in another power mode than the plan's.",
+        None if unknown else float(warning is not None),
     )
     yield counter("edgert_guard_changes_total", "Changes of what the thermal guard allows.", s.guard_changes)
 

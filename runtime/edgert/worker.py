@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgert.backends.base import Backend, StepInputs, StepOutputs, Ticket
+from edgert.cells import Cell
 from edgert.drafting import DraftBook, DraftControl
 from edgert.errors import MemoryShort
 from edgert.guards.guard import Guard
@@ -64,7 +65,7 @@ class Worker:
         asked before anything is admitted."""
         self.counters = Counters()
         self.guard = guard
-        self.last_kind: str | None = None  # of the latest launch: "prefill" or "decode"
+        self.last_cell: Cell | None = None  # of the latest launch
         self.on_end: Callable[[], None] = _nothing  # called when a request has ended, before its caller knows
         self._short_since: float | None = None
         self.drafts = DraftBook(draft_control or DraftControl(0))
@@ -243,7 +244,7 @@ class Worker:
             self.drafts.launched(step.first_slot + row, primed=step.prime)
         self._flying.append(Launched(step, ticket, rows, samples, drafts))
         self.counters.launches[step.cell.label] += 1
-        self.last_kind = step.cell.kind
+        self.last_cell = step.cell
 
     def _collect(self) -> None:
         """Read the oldest step in flight. Rows whose request has ended meanwhile are discarded."""

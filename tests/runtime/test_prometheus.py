@@ -44,7 +44,8 @@ class FullSensors:
 
 def snapshot(**changes: object) -> EngineSnapshot:
     """An engine that has served two requests, on a device that tells everything."""
-    runtime = make_runtime(guard=lambda now_s: Guard(FullSensors(), GuardLimits(4, 85.0, 95.0), now_s))
+    limits = GuardLimits(4, 85.0, 95.0, power_mode="MAXN")
+    runtime = make_runtime(guard=lambda now_s: Guard(FullSensors(), limits, now_s))
     with Engine(lambda: runtime) as engine:
         engine.complete([1, 2, 3], max_tokens=6)
         engine.complete([4] * 70, max_tokens=3, task="chat")
@@ -93,6 +94,7 @@ def full() -> EngineSnapshot:
     return snapshot(
         draft_proposed_by_task={("chat", 1): 10, ("chat", 2): 10, ("", 1): 4},
         draft_accepted_by_task={("chat", 1): 9, ("chat", 2): 5, ("", 1): 0},
+        draft_lengths={"chat": {1: 3, 4: 0}},
         graph_launches=120,
         eager_launches=3,
     )
@@ -125,7 +127,10 @@ def test_values_are_the_snapshots() -> None:
     assert value("edgert_gpu_clock_hertz") == 1.02e9
     assert value("edgert_throttle_events_total", reason="sw_power_cap") == 1
     assert sum(text["edgert_cell_launches_total"][1].values()) == sum(taken.launches.values())
-    assert value("edgert_memory_phase_bytes", phase="decode") > 0
+    assert value("edgert_memory_phase_bytes", phase="prefill-64") > 0
+    assert value("edgert_memory_phase_bytes", phase="decode-1") > 0
+    assert value("edgert_draft_length", task="chat", batch="1") == 3
+    assert value("edgert_power_mode_mismatch") == 1
 
 
 def test_histograms_are_cumulative_and_count_what_was_served() -> None:
@@ -143,7 +148,7 @@ def test_histograms_are_cumulative_and_count_what_was_served() -> None:
 
 
 def test_what_is_unknown_is_left_out_and_never_zero() -> None:
-    blind = parse(prometheus_text(snapshot(device=None, graph_launches=None, eager_launches=None)))
+    blind = parse(prometheus_text(snapshot(device=None, graph_launches=None, eager_launches=None, power_mode=None)))
     gone = {each.name for each in families(full())} - set(blind)
     assert {
         "edgert_device_temperature_celsius",
@@ -153,6 +158,7 @@ def test_what_is_unknown_is_left_out_and_never_zero() -> None:
         "edgert_device_memory_available_bytes",
         "edgert_eager_launches_total",
         "edgert_draft_accepted_total",
+        "edgert_power_mode_mismatch",
     } <= gone
 
 

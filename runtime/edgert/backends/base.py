@@ -7,7 +7,7 @@ acceptance, state commit) happens inside the graph; see docs/architecture.md for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,10 @@ from edgert.manifest_records import Manifest, StateSpec
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
+
+
+def _nobody(_phase: str) -> None:
+    """Nobody watches the phases of a warm-up."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Setup:
     manifest      manifest.json as read, for what only one backend needs (versions, compute capability); None in tests
     draft_length  tokens that may be drafted after a step; 0 = no drafter is opened
     draft_states  of the drafter's graph, in its order
+    on_phase      warm_up calls it with a name after each part that takes memory ("compiled"); the memory in use is
+                  looked at then. Before and after warm_up the engine looks by itself
     """
 
     artifact: Path
@@ -52,6 +58,7 @@ class Setup:
     manifest: Manifest | None = None
     draft_length: int = 0
     draft_states: tuple[StateSpec, ...] = ()
+    on_phase: Callable[[str], None] = _nobody
 
 
 @dataclass(frozen=True)

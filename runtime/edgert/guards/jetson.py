@@ -51,7 +51,8 @@ class JetsonSensors:
             temperature_source=source,
             power_w=module[0] if module else None,
             rails=rails,
-            gpu_clock_mhz=self._gpu_clock_mhz(),
+            gpu_clock_mhz=self._gpu_clock_mhz("cur_freq"),
+            gpu_clock_max_mhz=self._gpu_clock_mhz("max_freq"),
             overcurrent_events=self._overcurrent_events(),
             memory_available_bytes=available_bytes(meminfo),
             memory_total_bytes=total_bytes(meminfo),
@@ -103,9 +104,9 @@ class JetsonSensors:
                 if name and volts is not None and amperes is not None:
                     yield Rail(name, volts * amperes / 1e6)
 
-    def _gpu_clock_mhz(self) -> float | None:
+    def _gpu_clock_mhz(self, which: str) -> float | None:
         for device in sorted(self._glob("sys/class/devfreq", "*")):
-            hertz = _number(device / "cur_freq") if GPU_DEVFREQ.search(device.name) else None
+            hertz = _number(device / which) if GPU_DEVFREQ.search(device.name) else None
             if hertz:
                 return hertz / 1e6
         return None

@@ -29,6 +29,7 @@ SMI_FIELDS = (
     "power.draw",
     "clocks.sm",
     "clocks.mem",
+    "clocks.max.sm",
     "clocks_throttle_reasons.active",
     "memory.free",
     "memory.total",
@@ -47,6 +48,8 @@ class NvmlSensors:
         nvml.nvmlInit()
         by = nvml.nvmlDeviceGetHandleByUUID if isinstance(index, str) else nvml.nvmlDeviceGetHandleByIndex
         self._device = by(index)
+        largest = self._ask("largest clock", [], lambda d: float(nvml.nvmlDeviceGetMaxClockInfo(d, 1)))
+        self._largest_clock_mhz: float | None = largest  # of the chip: it does not change
 
     def read(self) -> DeviceReading:
         nvml, notes = self._nvml, list[str]()
@@ -65,6 +68,7 @@ class NvmlSensors:
             throttle_reasons=None if bits is None else throttle_names(bits),
             memory_available_bytes=available_bytes(self._meminfo) if unified else free,
             memory_total_bytes=total_bytes(self._meminfo) if unified else total,
+            gpu_clock_max_mhz=self._largest_clock_mhz,
             notes=tuple(notes),
         )
 
@@ -115,6 +119,7 @@ class SmiSensors:
             power_w=values["power.draw"],
             gpu_clock_mhz=values["clocks.sm"],
             memory_clock_mhz=values["clocks.mem"],
+            gpu_clock_max_mhz=values["clocks.max.sm"],
             throttle_reasons=None if bits is None else throttle_names(int(bits)),
             memory_available_bytes=available_bytes(self._meminfo) if free is None else int(free * (1 << 20)),
             memory_total_bytes=total_bytes(self._meminfo) if unified or total is None else int(total * (1 << 20)),

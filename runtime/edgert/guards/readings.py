@@ -28,7 +28,7 @@ class DeviceReading:
     temperature_c           the hottest point that limits count against: junction, else GPU, else the hottest zone
     temperature_source      which sensor that was
     power_w                 whole module or board; rails: the parts that have a monitor of their own
-    gpu_clock_mhz, memory_clock_mhz   as they run now
+    gpu_clock_mhz, memory_clock_mhz   as they run now; gpu_clock_max_mhz: the most that this power mode allows
     throttle_reasons        why clocks are held down now, by name; () = they are not
     overcurrent_events      times the hardware throttled on current since it was started (Jetson)
     memory_available_bytes  what can still be taken: MemAvailable on unified memory, the GPU's free memory else
@@ -46,6 +46,7 @@ class DeviceReading:
     overcurrent_events: int | None = None
     memory_available_bytes: int | None = None
     memory_total_bytes: int | None = None
+    gpu_clock_max_mhz: float | None = None
     notes: tuple[str, ...] = ()
 
 

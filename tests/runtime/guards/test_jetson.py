@@ -99,11 +99,12 @@ def test_rails_clock_and_over_current(tmp_path: Path) -> None:
     (chip / "oc3_event_cnt").write_text("1")
     clock = root / "sys/class/devfreq/17000000.gpu"
     clock.mkdir(parents=True)
-    (clock / "cur_freq").write_text("1020000000")
+    (clock / "cur_freq").write_text("612000000")
+    (clock / "max_freq").write_text("1020000000")
     reading = JetsonSensors(root, absent).read()
     assert reading.power_w == 12.0
     assert {rail.name: rail.power_w for rail in reading.rails} == {"VDD_IN": 12.0, "VDD_CPU": 3.0}
-    assert (reading.gpu_clock_mhz, reading.overcurrent_events) == (1020.0, 3)
+    assert (reading.gpu_clock_mhz, reading.gpu_clock_max_mhz, reading.overcurrent_events) == (612.0, 1020.0, 3)
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class FakeNvml:
     def nvmlDeviceGetClockInfo(self, _device: str, kind: int) -> int:
         return int(self._or_raise("clock", {1: 1830, 2: 3201}[kind]))
 
+    def nvmlDeviceGetMaxClockInfo(self, _device: str, kind: int) -> int:
+        return int(self._or_raise("clock", {1: 1980}[kind]))
+
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, _device: str) -> int:
         return int(self._or_raise("throttle", 0x1 | 0x4 | 0x20))
 
@@ -67,7 +70,7 @@ def meminfo(tmp_path: Path) -> Path:
 def test_a_full_reading() -> None:
     reading = NvmlSensors(FakeNvml()).read()
     assert (reading.temperature_c, reading.power_w) == (71.0, 350.5)
-    assert (reading.gpu_clock_mhz, reading.memory_clock_mhz) == (1830.0, 3201.0)
+    assert (reading.gpu_clock_mhz, reading.memory_clock_mhz, reading.gpu_clock_max_mhz) == (1830.0, 3201.0, 1980.0)
     assert reading.throttle_reasons == ("sw_power_cap", "sw_thermal_slowdown")
     assert reading.memory_available_bytes == 100 << 30
     assert reading.notes == ()
@@ -77,6 +80,7 @@ def test_what_the_driver_does_not_support_is_none_and_never_zero(meminfo: Path) 
     nvml = FakeNvml("temperature", "power", "clock", "throttle", "memory")
     reading = NvmlSensors(nvml, meminfo=meminfo).read()
     assert (reading.temperature_c, reading.power_w, reading.gpu_clock_mhz, reading.throttle_reasons) == (None,) * 4
+    assert reading.gpu_clock_max_mhz is None
     assert reading.memory_available_bytes == 5_000_000 * 1024, "on unified memory MemAvailable counts"
     assert len(reading.notes) == 6
 
@@ -116,11 +120,13 @@ def test_nvidia_smi_absent_or_not_applicable(meminfo: Path) -> None:
     assert reading.temperature_c is None
     assert reading.memory_available_bytes == 5_000_000 * 1024
     assert "nvidia-smi" in reading.notes[0]
-    line = "47, 11.20, 2418, [N/A], 0x0000000000000001, [N/A], [N/A]\n"
+    line = "47, 11.20, 2418, [N/A], 2520, 0x0000000000000001, [N/A], [N/A]\n"
     spark = SmiSensors(run=lambda _command: line, meminfo=meminfo).read()
     assert (spark.temperature_c, spark.memory_clock_mhz, spark.throttle_reasons) == (47.0, None, ())
+    assert (spark.gpu_clock_mhz, spark.gpu_clock_max_mhz) == (2418.0, 2520.0)
     assert spark.memory_available_bytes == 5_000_000 * 1024
-    assert SmiSensors(run=lambda _command: "40, 60, 1980, 2619, 0x4, 140000, 143771", meminfo=meminfo).read() != spark
+    h200 = "40, 60, 1980, 2619, 1980, 0x4, 140000, 143771"
+    assert SmiSensors(run=lambda _command: h200, meminfo=meminfo).read().throttle_reasons == ("sw_power_cap",)
 
 
 @pytest.mark.parametrize("printed", ["", "No devices were found\n", "a, b\n"])
