@@ -96,6 +96,9 @@ class Limits(_Section):
     headroom_fraction: float = Field(
         default=0.20, ge=0.0, le=0.9, description="Share of the planned memory that should stay free at the peak."
     )
+    throughput_headroom_fraction: float = Field(
+        default=0.20, ge=0.0, le=0.9, description="Share of the measured throughput that admission leaves free."
+    )
     slots: int = Field(default=4, ge=1, le=256, description="Sequences that run at the same time.")
     context_tokens: int = Field(default=4096, ge=16, le=1 << 22, description="Prompt + output tokens of one slot.")
     max_prefill_cells: int = Field(default=11, ge=1, le=64, description="Captured prefill shapes at most.")
@@ -103,6 +106,9 @@ class Limits(_Section):
     graph_memory_bytes: Bytes = Field(default=512 << 20, description="Memory that captured graphs may take together.")
     min_chunk: int = Field(default=16, ge=1, le=1 << 20, description="Smallest prefill chunk, tokens.")
     max_chunk: int = Field(default=2048, ge=1, le=1 << 20, description="Largest prefill chunk, tokens.")
+    max_drift_fraction: float = Field(
+        default=0.05, ge=0.0, le=10.0, description="Most that latency or memory may grow over a soak of `tune`."
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Limits:
@@ -155,7 +161,8 @@ class Slo(_Section):
     """Latencies that the plan should keep, where it can choose."""
 
     ttft_ms: float | None = Field(default=None, gt=0, description="Time to first token.")
-    itl_ms: float | None = Field(default=None, gt=0, description="Gap between two tokens.")
+    itl_ms: float | None = Field(default=None, gt=0, description="Longest gap between two tokens of a stream.")
+    tpot_ms: float | None = Field(default=None, gt=0, description="Mean time per token after the first.")
 
 
 class Profile(_Section):

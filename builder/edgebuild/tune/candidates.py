@@ -41,6 +41,7 @@ TITLES: Mapping[Step, str] = {
     "soak": "soak",
 }
 MOST_CURVE_DRAFTS = 6
+CHUNK_STEP = 0.75  # a chunk size is tried when it is at most this much of the one before: nearer ones tell nothing
 # A shorter gap may cost this share of the throughput; more throughput this share of the time to the first token.
 GAP_COSTS_THROUGHPUT = 0.05
 THROUGHPUT_COSTS_TTFT = 0.10
@@ -103,9 +104,12 @@ def candidates(
             return Candidates(key, reason="the artifact has no drafter (edgebuild train-mtp makes one)")
         return Candidates(key, (True,))
     if step == "chunk_size":
-        now = settings[key]
-        others = tuple(size for size in reversed(config.graph_bucket_sizes) if size != now)
-        return Candidates(key, others, "" if others else f"the artifact has one chunk size, {now}")
+        kept = [config.graph_bucket_sizes[-1]]
+        for size in reversed(config.graph_bucket_sizes):
+            if size <= CHUNK_STEP * kept[-1]:
+                kept.append(size)
+        others = tuple(size for size in kept if size != settings[key])
+        return Candidates(key, others, "" if others else f"the artifact has one chunk size, {settings[key]}")
     if step == "kv_tiers":
         if runs_on_cpu:
             return Candidates(key, reason="the onnxruntime backend reads what is written, whatever the tier")

@@ -6,11 +6,11 @@ read strictly; no file and no decision here.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 
 # Order of the trials: the three mechanisms one after the other, then the refinements, the draft curve, the soak.
 STEPS = (
@@ -163,6 +163,7 @@ class Trial(Record):
     samples    each figure of each repeat, in order
     acceptance by task, "" = no task given
     step_ms    draft_curve: ms of one decode step of one sequence, drafting included
+    token_counts  plain trial of the curve: of each request, how often each token stood in prompt and output
     outputs_sha256  of all token ids: greedy output must not depend on the settings (half precision may)
     """
 
@@ -179,19 +180,20 @@ class Trial(Record):
     device: DeviceId
     versions: dict[str, str]
     workload: Workload
-    power_mode: str | None
-    conditions_before: Conditions | None
-    conditions_loaded: Conditions | None
-    conditions_after: Conditions | None
-    figures: Figures | None
-    spread: Figures | None
-    samples: dict[str, tuple[float | None, ...]]
-    acceptance: dict[str, TaskAcceptance]
-    draft_length: int | None
-    step_ms: float | None
-    drift: Drift | None
-    outputs_sha256: str | None
-    warnings: tuple[str, ...]
+    power_mode: str | None = None
+    conditions_before: Conditions | None = None
+    conditions_loaded: Conditions | None = None
+    conditions_after: Conditions | None = None
+    figures: Figures | None = None
+    spread: Figures | None = None
+    samples: dict[str, tuple[float | None, ...]] = {}
+    acceptance: dict[str, TaskAcceptance] = {}
+    draft_length: int | None = None
+    step_ms: float | None = None
+    token_counts: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    drift: Drift | None = None
+    outputs_sha256: str | None = None
+    warnings: tuple[str, ...] = ()
     verdict: Verdict
     reason: str
     duration_s: float

@@ -1,0 +1,79 @@
+"""The chosen settings as a scheduler.yaml: the artifact's own file with the tuned values, and who says so, in it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from edgert.config import parse_config
+from edgert.manifest import Manifest
+
+from edgebuild.artifact import canonical_json
+from edgebuild.errors import OutputError
+from edgebuild.tune.candidates import TUNED_KEYS, Settings, current_settings
+
+
+def tuned_text(text: str, manifest: Manifest, settings: Settings, why: Mapping[str, str]) -> str:
+    """A scheduler.yaml with `settings`; a changed key's comment says what measured it. Checked as a load does.
+
+    why: key → reason. Raises ConfigError where the artifact cannot do it.
+    """
+    before = current_settings(parse_config(text, manifest))
+    for key, value in settings.items():
+        if before[key] != value:
+            text = _replace(text, key, value, f"tuned: {why.get(key, 'measured')}; before: {_yaml(before[key])}")
+    parse_config(text, manifest)
+    return text
+
+
+def rest_sha256(text: str) -> str:
+    """Hash of what tuning leaves alone in a scheduler.yaml: two files that differ in tuned values alone agree in it."""
+    document = yaml.safe_load(text)["runtime"]
+    return hashlib.sha256(canonical_json({k: v for k, v in document.items() if k not in TUNED_KEYS})).hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole file or the old one. Raises OutputError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(file, "w", encoding="utf-8") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(name).chmod(mode)
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}", hint="give --output FILE") from None
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _replace(text: str, key: str, value: object, comment: str) -> str:
+    """Swap one value, and the comment lines right above its key."""
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    runtime = root.value[0][1]
+    name, node = next((name, node) for name, node in runtime.value if name.value == key)
+    start = name.start_mark.index
+    line = text.rfind("\n", 0, start) + 1
+    indent = text[line:start]
+    above = re.search(r"(?:^[ \t]*#[^\n]*\n)*\Z", text[:line], re.MULTILINE)
+    cut = above.start() if above and above.group() and runtime.value[0][0] is not name else line
+    new = f"{key}: {_yaml(value)}"
+    return f"{text[:cut]}{indent}# {comment}\n{indent}{new}{text[node.end_mark.index :]}"

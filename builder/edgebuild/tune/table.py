@@ -1,0 +1,107 @@
+"""What each step gave, for the terminal. The columns are those of `edgert bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgert.figures import shown_figures
+
+from edgebuild.tune.candidates import TITLES
+from edgebuild.tune.records import Figures, Result, Trial
+from edgebuild.tune.search import show_setting
+
+_STYLES = {"wins": "green", "steady": "green", "loses": "yellow", "failed": "red", "drifts": "red"}
+
+
+def print_result(console: Any, result: Result, trials: Sequence[Trial]) -> None:
+    """Tables: the steps, the draft curve, the draft vocabulary. console: rich's."""
+    console.print(steps_table(result, trials))
+    told = [(TITLES[trial.step], trial) for trial in trials if trial.verdict not in ("baseline", "measured")]
+    for title, trial in told:
+        console.print(
+            f"{trial.number:>4}  {title}: {trial.verdict}: {trial.reason}", style="dim", markup=False, highlight=False
+        )
+    if result.curve is not None:
+        console.print(curve_table(result))
+        console.print(f"draft length {result.curve.pick}: {result.curve.reason}", markup=False, highlight=False)
+    if result.draft_vocabulary is not None:
+        console.print(vocabulary_table(result))
+        reason = result.draft_vocabulary.reason
+        console.print(f"draft vocabulary {result.draft_vocabulary.pick:,}: {reason}", markup=False, highlight=False)
+    for note in result.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def steps_table(result: Result, trials: Sequence[Trial]) -> Any:
+    """A row for each trial but the curve's; the chosen one is marked."""
+    shown = [trial for trial in trials if trial.step not in ("draft_curve", "soak")]
+    rows = [_plain(trial.figures) for trial in shown]
+    columns = shown_figures(rows)
+    table = _table("What each step gave", ["", "step", "change", *(figure.title for figure in columns), "verdict"], 3)
+    for trial, figures in zip(shown, rows, strict=True):
+        mark = ">" if trial.number == result.trial else ""
+        change = "" if trial.changed is None else f"{show_setting(trial.before)} → {show_setting(trial.after)}"
+        cells = [figure.show(figures.get(figure.key)) for figure in columns]
+        style = _STYLES.get(trial.verdict, "dim" if trial.figures is None else "")
+        table.add_row(mark, TITLES[trial.step], change, *cells, trial.verdict, style=style)
+    return table
+
+
+def curve_table(result: Result) -> Any:
+    """Draft length against step time, accepted length and tokens per ms, over all and by task."""
+    assert result.curve is not None
+    tasks = sorted({task for point in result.curve.points for task in point.by_task})
+    titles = [
+        "drafts",
+        "step ms",
+        "accepted length",
+        "tokens/ms",
+        *(f"{task or 'no task'} tokens/ms" for task in tasks),
+    ]
+    table = _table("Draft curve, one request at a time", titles, 0)
+    for point in result.curve.points:
+        by_task = [point.by_task.get(task) for task in tasks]
+        cells = ["-" if e is None or e.tokens_per_ms is None else f"{e.tokens_per_ms:.3f}" for e in by_task]
+        table.add_row(
+            str(point.draft_length),
+            f"{point.step_ms:.2f}",
+            f"{point.mean_accepted_length:.2f}",
+            f"{point.tokens_per_ms:.3f} ± {point.spread / 2:.3f}",
+            *cells,
+            style="green" if point.draft_length == result.curve.pick else "",
+        )
+    return table
+
+
+def vocabulary_table(result: Result) -> Any:
+    """Tokens that may be drafted against coverage and expected tokens per ms."""
+    assert result.draft_vocabulary is not None
+    titles = ["draft vocabulary", "coverage", "best draft length", "expected tokens/ms", "cost"]
+    table = _table("Draft vocabulary", titles, 0)
+    for option in result.draft_vocabulary.options:
+        table.add_row(
+            f"{option.tokens:,}",
+            f"{option.coverage:.1%}",
+            str(option.draft_length),
+            f"{option.tokens_per_ms:.3f}",
+            "measured" if option.measured else "told from the measured one",
+            style="green" if option.tokens == result.draft_vocabulary.pick else "",
+        )
+    return table
+
+
+def _plain(figures: Figures | None) -> dict[str, float | None]:
+    return {} if figures is None else figures.model_dump()
+
+
+def _table(title: str, columns: Sequence[str], texts: int) -> Any:
+    """texts: columns at the left that hold words."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        left = number < texts or column in ("verdict", "cost")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    return table
