@@ -29,6 +29,7 @@ CACHE = CONTEXT + CHUNK
 SCHEDULER = """\
 # every key, as the plan writes it
 runtime:
+  adaptive: true
   enable_chunked_prefill: true
   max_prefill_chunk_size: 64
   prefill_decode_ratio: "1:6"
@@ -40,9 +41,12 @@ runtime:
   enable_mtp: false
   mtp_num_heads: 0
   mtp_acceptance_threshold: 0.6
+  ttft_target_ms: null
+  itl_target_ms: null
   slots: 4
   context_tokens: 256
   queue_limit: 64
+  throughput_headroom_fraction: 0.0
   warm_up: true
   check_golden_at_load: true
   memory_margin_fraction: 0.1

@@ -5,6 +5,8 @@ This module knows the keys and where each value came from; it does not know how 
 The file is one mapping, `runtime:`, with exactly these keys (edgert.config reads them strictly):
 
     key                          type           meaning
+    adaptive                     bool           true: chunk size, ratio and draft length follow load and guards;
+                                                false: the values below hold at all times (edgert.tempo)
     enable_chunked_prefill       bool           false: a prompt's chunks run back to back, nothing decodes between them
     max_prefill_chunk_size       int            largest chunk used; one of graph_bucket_sizes
     prefill_decode_ratio         str "1:N"      decode steps after each prefill chunk while both wait, N in the range
@@ -16,9 +18,12 @@ The file is one mapping, `runtime:`, with exactly these keys (edgert.config read
     enable_mtp                   bool           false: draft length 0
     mtp_num_heads                int            draft length k (0 = none), at most the artifact's draft length
     mtp_acceptance_threshold     float 0..1     drafting stops where measured acceptance falls below this
+    ttft_target_ms               float | null   time to first token to keep; past it prefill goes first
+    itl_target_ms                float | null   gap between tokens to keep; chunks are cut to it while streams decode
     slots                        int            sequences held at once, at most the artifact's slots
     context_tokens               int            prompt + output tokens of one sequence, at most the artifact's
     queue_limit                  int            requests waiting beyond the slots before a new one is refused
+    throughput_headroom_fraction float 0..0.9   share of the measured throughput that admission leaves free
     warm_up                      bool           run (capture) every cell once before ready is reported
     check_golden_at_load         bool           compare with golden.json before ready is reported
     memory_margin_fraction       float 0..0.5   share of device memory left to the system
@@ -54,6 +59,11 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
     prefill, decode, draft, ratio = plan.prefill, plan.decode, plan.draft, plan.ratio
     chunks, tiers = prefill.padding, decode.tiers
     values: dict[str, tuple[Any, str]] = {
+        "adaptive": (
+            True,
+            "chunk size, ratio and draft length follow load and guards; false: the values below hold at all times; "
+            "edgebuild simulate compares the two",
+        ),
         "enable_chunked_prefill": (
             plan.limits.enable_chunked_prefill,
             "false: a prompt's chunks run back to back and nothing decodes between them",
@@ -91,6 +101,11 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
             plan.limits.acceptance_threshold,
             "drafting stops where measured acceptance falls below this; the plan prefers lengths at or above it",
         ),
+        "ttft_target_ms": (plan.limits.ttft_ms, _target("past it prefill goes first", plan.limits.ttft_ms)),
+        "itl_target_ms": (
+            plan.limits.itl_ms,
+            _target("chunks are cut to it while streams decode, by measured costs", plan.limits.itl_ms),
+        ),
         "slots": (plan.slots, "sequences held at once; from the profile, checked by the memory ledger"),
         "context_tokens": (
             plan.context_tokens,
@@ -100,6 +115,11 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
         "queue_limit": (
             plan.limits.queue_limit,
             f"requests waiting before a new one is refused; {plan.limits.queue_limit // plan.slots} a slot",
+        ),
+        "throughput_headroom_fraction": (
+            plan.limits.throughput_headroom_fraction,
+            "of the measured throughput is left free by admission; without measured costs (costs.json) nothing is; "
+            "from the profile",
         ),
         "warm_up": (
             True,
@@ -135,6 +155,10 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
         ),
     }
     return {key: Entry(json.dumps(value), why) for key, (value, why) in values.items()}
+
+
+def _target(meaning: str, value: float | None) -> str:
+    return f"{meaning}; " + ("slo of the profile" if value is not None else "null: the profile's slo names none")
 
 
 def render_scheduler(plan: Plan) -> str:

@@ -7,9 +7,10 @@ here with the line, the reason and the values that are allowed. Knows the manife
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from edgert.errors import ArtifactError, ConfigError
 from edgert.manifest_records import Manifest
 from edgert.strictjson import BAD_YAML_VALUE, read_bounded
 
+log = logging.getLogger("edgert.config")
+
 CONFIG_NAME = "scheduler.yaml"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RATIO = 64
+MAX_TARGET_MS = 1e7
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,10 @@ class RuntimeConfig:
     """What the scheduler runs by. Keys and meanings are those of scheduler.yaml's `runtime:` mapping.
 
     prefill_decode_ratio  N of "1:N": decode steps after each prefill chunk while both wait
+    graph_batch_sizes     those that `slots` can fill
     """
 
+    adaptive: bool
     enable_chunked_prefill: bool
     max_prefill_chunk_size: int
     prefill_decode_ratio: int
@@ -43,9 +49,12 @@ class RuntimeConfig:
     enable_mtp: bool
     mtp_num_heads: int
     mtp_acceptance_threshold: float
+    ttft_target_ms: float | None
+    itl_target_ms: float | None
     slots: int
     context_tokens: int
     queue_limit: int
+    throughput_headroom_fraction: float
     warm_up: bool
     check_golden_at_load: bool
     memory_margin_fraction: float
@@ -89,6 +98,7 @@ def default_config(manifest: Manifest) -> RuntimeConfig:
     """Everything the artifact has, switched on: what the plan writes when nothing was measured otherwise."""
     chunks = tuple(sorted({cell.query_rows for cell in manifest.prefill_cells}))
     return RuntimeConfig(
+        adaptive=True,
         enable_chunked_prefill=True,
         max_prefill_chunk_size=chunks[-1],
         prefill_decode_ratio=6,
@@ -100,9 +110,12 @@ def default_config(manifest: Manifest) -> RuntimeConfig:
         enable_mtp=manifest.draft_length > 0,
         mtp_num_heads=manifest.draft_length,
         mtp_acceptance_threshold=0.0,
+        ttft_target_ms=None,
+        itl_target_ms=None,
         slots=manifest.slots,
         context_tokens=manifest.context_tokens,
         queue_limit=256,
+        throughput_headroom_fraction=0.0,
         warm_up=True,
         check_golden_at_load=True,
         memory_margin_fraction=0.1,
@@ -111,6 +124,15 @@ def default_config(manifest: Manifest) -> RuntimeConfig:
         hard_temperature_c=None,
         power_mode=None,
     )
+
+
+# Keys that artifacts of an earlier version lack, and what holds then.
+NEWER_KEYS = {
+    "adaptive": "true",
+    "ttft_target_ms": "null",
+    "itl_target_ms": "null",
+    "throughput_headroom_fraction": "0.0",
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -237,6 +259,9 @@ def _members(node: yaml.Node | None, where: str, keys: list[str]) -> dict[str, _
             raise ConfigError(f"{CONFIG_NAME}:{line}: unknown key {key[:60]!r} in {where}", hint=hint)
         found[key] = _Entry(key, value)
     for key in keys:
+        if key not in found and key in NEWER_KEYS:
+            newer = yaml.compose(NEWER_KEYS[key], Loader=_Loader)
+            found[key] = _Entry(key, newer if newer is not None else node)
         if key not in found:
             raise ConfigError(f"{CONFIG_NAME}: {key} is missing in {where}", hint="put the line back")
     return found
@@ -260,6 +285,7 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
         raise at["enable_mtp"].fail("this artifact has no drafter", hint="set it to false, or rebuild with MTP")
     bounds = at["prefill_decode_ratio_range"].integers(2, 2)
     config = RuntimeConfig(
+        adaptive=at["adaptive"].flag(),
         enable_chunked_prefill=at["enable_chunked_prefill"].flag(),
         max_prefill_chunk_size=at["max_prefill_chunk_size"].integer(1, 1 << 24),
         prefill_decode_ratio=at["prefill_decode_ratio"].ratio(),
@@ -271,9 +297,12 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
         enable_mtp=at["enable_mtp"].flag(),
         mtp_num_heads=at["mtp_num_heads"].integer(0, manifest.draft_length, note=", the artifact's draft length"),
         mtp_acceptance_threshold=at["mtp_acceptance_threshold"].number(0.0, 1.0),
+        ttft_target_ms=at["ttft_target_ms"].number_or_null(0.001, MAX_TARGET_MS),
+        itl_target_ms=at["itl_target_ms"].number_or_null(0.001, MAX_TARGET_MS),
         slots=at["slots"].integer(1, manifest.slots, note=", the artifact's slots"),
         context_tokens=at["context_tokens"].integer(1, manifest.context_tokens, note=", the artifact's context"),
         queue_limit=at["queue_limit"].integer(0, 1_000_000),
+        throughput_headroom_fraction=at["throughput_headroom_fraction"].number(0.0, 0.9),
         warm_up=at["warm_up"].flag(),
         check_golden_at_load=at["check_golden_at_load"].flag(),
         memory_margin_fraction=at["memory_margin_fraction"].number(0.0, 0.5),
@@ -282,8 +311,19 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
         hard_temperature_c=at["hard_temperature_c"].number_or_null(0.0, 150.0),
         power_mode=at["power_mode"].name_or_null(),
     )
+    config = _fill(config)
     _check_together(config, manifest, at)
     return config
+
+
+def _fill(config: RuntimeConfig) -> RuntimeConfig:
+    """Without the decode batches that the slots cannot fill: who lowers `slots` need not know what else hangs on it."""
+    kept = tuple(batch for batch in config.graph_batch_sizes if batch <= config.slots)
+    if kept == config.graph_batch_sizes:
+        return config
+    dropped = ", ".join(str(batch) for batch in config.graph_batch_sizes if batch not in kept)
+    log.warning("%s: slots is %d, decode batches of %s are not used", CONFIG_NAME, config.slots, dropped)
+    return replace(config, graph_batch_sizes=kept)
 
 
 def _check_together(config: RuntimeConfig, manifest: Manifest, at: dict[str, _Entry]) -> None:
@@ -302,11 +342,6 @@ def _check_together(config: RuntimeConfig, manifest: Manifest, at: dict[str, _En
         )
     if 1 not in config.graph_batch_sizes:
         raise at["graph_batch_sizes"].fail("batch 1 is missing: a sequence alone could not decode")
-    if config.graph_batch_sizes[-1] > config.slots:
-        raise at["graph_batch_sizes"].fail(
-            f"batch {config.graph_batch_sizes[-1]} needs as many slots, there are {config.slots}",
-            hint="raise slots or drop the batch size",
-        )
     cells = config.select_cells(manifest)
     for kind, key in (("decode", "kv_tiers"), ("prefill", "graph_bucket_sizes")):
         reach = max((cell.kv_tier for cell in cells if cell.kind == kind and cell.batch == 1), default=0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgert.config import CONFIG_NAME
+from edgert.costs import COSTS_NAME
 from edgert.errors import ArtifactError
 from edgert.manifest_records import MANIFEST_NAME, Manifest, drafter_file
 from edgert.onnx_external import check_external_data
@@ -116,7 +117,7 @@ def _size_inside(path: Path, root: Path, name: str) -> int:
 
 
 def _refuse_unlisted(directory: Path, manifest: Manifest) -> None:
-    listed = {entry.path for entry in manifest.files} | {MANIFEST_NAME}
+    listed = {entry.path for entry in manifest.files} | {MANIFEST_NAME, COSTS_NAME}  # costs are measured on the device
     parents = {path.rsplit("/", 1)[0] for path in listed if "/" in path}
     for base, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]

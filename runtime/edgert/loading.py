@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,12 @@ from edgert.guards.readings import Sensors
 from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
+from edgert.measure import costs_at_load
 from edgert.policy import Ratio
 from edgert.scheduler import Limits
 from edgert.slots import SlotTable, slots_to_allocate
 from edgert.stepcosts import measure_step_costs
+from edgert.tempo import Targets
 from edgert.worker import Drafter, Worker
 
 if TYPE_CHECKING:
@@ -155,7 +157,6 @@ def open_runtime(loading: Loading) -> Runtime:
         draft_states=manifest.draft_states if config.draft_length else (),
     )
     backend = resolve(manifest.backend.name)(setup)
-        on_phase=lambda phase: mark(phase),
     phases: dict[str, int] = {}
 
     def mark(phase: str) -> None:
@@ -165,16 +166,7 @@ def open_runtime(loading: Loading) -> Runtime:
 
     try:
         mark("opened")
-        limits = Limits(
-            cells=loading.cells,
-            slots=slots,
-            context_tokens=config.context_tokens,
-            any_first_slot=backend.any_first_slot,
-            chunked_prefill=config.enable_chunked_prefill,
-            ratio=Ratio(
-                config.prefill_decode_ratio_range[0], config.prefill_decode_ratio, config.prefill_decode_ratio_range[1]
-            ),
-        )
+        limits = limits_of(config, loading.cells, slots, any_first_slot=backend.any_first_slot)
         if config.warm_up:
             backend.warm_up()
             mark("warmed_up")
@@ -186,6 +178,10 @@ def open_runtime(loading: Loading) -> Runtime:
         costs_ms: Mapping[int, Sequence[float]] = {}
         if config.warm_up and config.draft_length:
             costs_ms = measure_step_costs(backend, loading.cells, slots, config.draft_length, time.perf_counter)
+        if config.adaptive and config.warm_up:
+            identity, cache = manifest.model.identity, manifest.cache_tokens
+            costs = costs_at_load(loading.directory, identity, backend, loading.cells, slots, cache, time.perf_counter)
+            limits = replace(limits, costs=costs)
         return Runtime(
             backend=backend,
             limits=limits,
@@ -207,6 +203,22 @@ def open_runtime(loading: Loading) -> Runtime:
     except BaseException:
         backend.close()
         raise
+
+
+def limits_of(config: RuntimeConfig, cells: tuple[Cell, ...], slots: int, *, any_first_slot: bool) -> Limits:
+    """What the scheduler goes by, without costs. slots: those allocated. Raises ConfigError."""
+    low, high = config.prefill_decode_ratio_range
+    return Limits(
+        cells=cells,
+        slots=slots,
+        context_tokens=config.context_tokens,
+        any_first_slot=any_first_slot,
+        chunked_prefill=config.enable_chunked_prefill,
+        ratio=Ratio(low, config.prefill_decode_ratio, high),
+        adaptive=config.adaptive,
+        draft_length=config.draft_length,
+        targets=Targets(config.ttft_target_ms, config.itl_target_ms),
+    )
 
 
 def used_bytes(backend: Backend) -> int | None:

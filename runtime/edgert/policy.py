@@ -1,4 +1,4 @@
-"""Pure decisions on plain numbers: how many decode steps between chunks, whose chunk, which shape.
+"""Pure decisions on plain numbers: how many decode steps between chunks, whose chunk, which shape, how many drafts.
 
 Nothing here knows a queue, a clock or a backend.
 """
@@ -17,7 +17,7 @@ PATIENCE = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """Decode steps after each prefill chunk while both wait: `base` at a backlog of two chunks, within [low, high]."""
+    """Decode steps after each full prefill chunk while both wait: `base` at a backlog of two chunks, in [low, high]."""
 
     low: int = 4
     base: int = 6
@@ -55,20 +55,27 @@ def choose_prefill(candidates: Sequence[PrefillCandidate], *, patience: int = PA
     return min(candidates, key=lambda each: (each.remaining, each.arrival))
 
 
-def choose_prefill_cell(cells: Iterable[Cell], start: int, remaining: int) -> Cell | None:
+def choose_prefill_cell(cells: Iterable[Cell], start: int, remaining: int, most_rows: int | None = None) -> Cell | None:
     """The largest chunk while it is filled, then the smallest that holds the tail; the smallest tier that serves it.
 
     A tier serves a chunk when it covers the real rows (padding is never read). None: no cell reaches position `start`.
+    most_rows: chunks larger than this are left out where a smaller one serves.
     """
     usable = [
         cell for cell in cells if cell.kind == "prefill" and cell.kv_tier >= start + min(cell.query_rows, remaining)
     ]
     if not usable:
         return None
+    if most_rows is not None:
+        usable = [cell for cell in usable if cell.query_rows <= most_rows] or [min(usable, key=_rows)]
     largest = max(cell.query_rows for cell in usable)
     enough = [cell.query_rows for cell in usable if cell.query_rows >= remaining]
     rows = largest if remaining >= largest else min(enough)
     return min((cell for cell in usable if cell.query_rows == rows), key=lambda cell: cell.kv_tier)
+
+
+def _rows(cell: Cell) -> int:
+    return cell.query_rows
 
 
 @dataclass(frozen=True)

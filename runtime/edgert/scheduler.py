@@ -1,16 +1,19 @@
 """What to launch next: a pure function from the queues to a StepPlan. Deciding changes nothing; the worker commits.
 
-One prefill chunk, then r decode steps while somebody decodes (r: policy.decode_steps_per_chunk), so the longest gap
-between two tokens of a stream is one chunk plus one step. Without chunked prefill a prompt's chunks run back to back.
+One prefill chunk, then at least one decode step while somebody decodes (how many, and how large a chunk: edgert.tempo),
+so the longest gap between two tokens of a stream is one chunk plus one step. Without chunked prefill a prompt's chunks
+run back to back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from edgert.cells import Cell
+from edgert.costs import StepCosts
 from edgert.errors import ConfigError
 from edgert.policy import (
     DecodeCandidate,
@@ -20,9 +23,9 @@ from edgert.policy import (
     choose_decode_window,
     choose_prefill,
     choose_prefill_cell,
-    decode_steps_per_chunk,
 )
 from edgert.requests import Decoding, Prefilling
+from edgert.tempo import Load, Rules, Targets, Tempo, decide, first_tempo, owed
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Limits:
     context_tokens   prompt and output positions of one sequence
     any_first_slot   see backends.base.Backend
     chunked_prefill  False: nothing decodes between the chunks of a prompt
+    adaptive         False: chunk size, ratio and draft length stay as they are configured
+    draft_length     drafts a step at most that the backend makes
+    costs            what each cell costs here, None = unknown; targets: latencies to keep. For edgert.tempo
     """
 
     cells: tuple[Cell, ...]
@@ -42,6 +48,10 @@ class Limits:
     any_first_slot: bool = True
     chunked_prefill: bool = True
     ratio: Ratio = field(default_factory=Ratio)
+    adaptive: bool = True
+    draft_length: int = 0
+    costs: StepCosts | None = None
+    targets: Targets = field(default_factory=Targets)
 
     def __post_init__(self) -> None:
         """Every length 1..context_tokens must be servable in every slot, or a request could get stuck half-way."""
@@ -58,17 +68,59 @@ class Limits:
         floating = self.any_first_slot or cell.batch == 1
         return cell.batch <= self.slots and (floating or cell.batch == self.slots)
 
-    @property
-    def largest_chunk(self) -> int:
-        return max(cell.query_rows for cell in self.cells if cell.kind == "prefill")
+    @cached_property
+    def rules(self) -> Rules:
+        """What edgert.tempo decides by."""
+        decode = [cell for cell in self.cells if cell.kind == "decode" and self._reaches(cell)]
+        return Rules(
+            chunks=tuple(sorted({cell.query_rows for cell in self.cells if cell.kind == "prefill"})),
+            batches=tuple(sorted({cell.batch for cell in decode})),
+            rows=min(cell.query_rows for cell in decode),
+            adaptive=self.adaptive,
+            ratio=self.ratio,
+            draft_length=self.draft_length,
+            costs=self.costs,
+            targets=self.targets,
+        )
+
+    @cached_property
+    def at_rest(self) -> Tempo:
+        """The tempo while no prompt is read."""
+        return first_tempo(self.rules)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The scheduler's whole memory: decode steps launched since the last chunk, and who is in an unbroken prefill."""
+    """The scheduler's whole memory.
+
+    decode_steps  launched since the last chunk
+    unbroken      slot whose prompt runs back to back (chunked_prefill off)
+    chunk_rows    size of the last chunk, 0 = none yet
+    tempo         the decision that holds, None = none was needed
+    """
 
     decode_steps: int = 0
-    unbroken: int | None = None  # slot whose prompt runs back to back (chunked_prefill off)
+    unbroken: int | None = None
+    chunk_rows: int = 0
+    tempo: Tempo | None = None
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What is outside of the slots. waiting: requests without one, and their prompt tokens.
+
+    oldest_ms     how long ago the oldest request without a first token arrived
+    slots         slots that sequences may use; active_slots: those that the guards let be active
+    """
+
+    waiting: int = 0
+    waiting_tokens: int = 0
+    oldest_ms: float = 0.0
+    slots: int = 1
+    active_slots: int = 1
+
+
+NOBODY = Crowd()
 
 
 @dataclass(frozen=True)
@@ -107,25 +159,44 @@ def plan_step(
     prefilling: Sequence[Prefilling],
     decoding: Sequence[Decoding],
     *,
-    waiting_tokens: int = 0,
+    crowd: Crowd = NOBODY,
     drafts: dict[int, tuple[int, ...]] | None = None,
 ) -> StepPlan | None:
     """The next step, or None when there is nothing to do.
 
-    waiting_tokens  prompt tokens of requests without a slot: they count as backlog
-    drafts          slot → proposed tokens, for decoding slots whose last token the host knows
+    drafts  slot → proposed tokens, for decoding slots whose last token the host knows
     """
     ready = [each for each in decoding if can_decode(each, limits.context_tokens)]
     blocked = any(each.in_flight and not each.certain for each in ready)
     chunk_next = bool(prefilling)
-    if prefilling and ready and pace.unbroken is None:
-        backlog = waiting_tokens + sum(each.remaining for each in prefilling)
-        chunk_next = pace.decode_steps >= decode_steps_per_chunk(backlog, limits.largest_chunk, limits.ratio)
+    if prefilling or limits.draft_length:
+        load = load_of(limits, prefilling, ready, crowd)
+        pace = replace(pace, tempo=decide(limits.rules, load, pace.tempo or limits.at_rest))
+        if prefilling and ready and pace.unbroken is None:
+            chunk_next = pace.decode_steps >= owed(limits.rules, pace.tempo or limits.at_rest, pace.chunk_rows, load)
+    elif pace.tempo is not None:
+        pace = replace(pace, tempo=None)
     if chunk_next:
         return _plan_chunk(limits, pace, prefilling)
     if ready and not blocked:
         return _plan_decode(limits, pace, ready, drafts or {})
     return CollectPlan() if any(each.in_flight for each in decoding) else None
+
+
+def load_of(limits: Limits, prefilling: Sequence[Prefilling], ready: Sequence[Decoding], crowd: Crowd) -> Load:
+    """The queues in numbers."""
+    largest = limits.rules.chunks[-1]
+    return Load(
+        decoding=len(ready),
+        prefilling=len(prefilling),
+        waiting=crowd.waiting,
+        backlog_tokens=crowd.waiting_tokens + sum(each.remaining for each in prefilling),
+        oldest_ms=crowd.oldest_ms,
+        prompt_end=max((each.launched + min(largest, each.remaining) for each in prefilling), default=0),
+        length=max((each.launched_length for each in ready), default=0),
+        slots=crowd.slots,
+        active_slots=crowd.active_slots,
+    )
 
 
 def can_decode(state: Decoding, context_tokens: int) -> bool:
@@ -148,12 +219,14 @@ def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) ->
             PrefillCandidate(each.slot, each.remaining, each.passed_over, each.request.id) for each in prefilling
         ]
         chosen = by_slot[choose_prefill(candidates).slot]
-    cell = choose_prefill_cell(limits.cells, chosen.launched, chosen.remaining)
+    most = pace.tempo.chunk_rows if pace.tempo is not None and limits.chunked_prefill else None
+    cell = choose_prefill_cell(limits.cells, chosen.launched, chosen.remaining, most)
     if cell is None:
         raise ConfigError(f"no prefill cell reaches position {chosen.launched} of a prompt")
     tokens = min(cell.query_rows, chosen.remaining)
     more = not limits.chunked_prefill and tokens < chosen.remaining
-    return PrefillPlan(cell, chosen.slot, chosen.launched, tokens, Pace(0, chosen.slot if more else None))
+    after = Pace(0, chosen.slot if more else None, cell.query_rows, pace.tempo)
+    return PrefillPlan(cell, chosen.slot, chosen.launched, tokens, after)
 
 
 def _plan_decode(

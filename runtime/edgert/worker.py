@@ -19,7 +19,7 @@ from edgert.handles import Completion
 from edgert.metrics import Counters
 from edgert.output import Output
 from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Request, Waiting
-from edgert.scheduler import CollectPlan, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
+from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
 
@@ -129,7 +129,7 @@ class Worker:
             self._pace,
             prefilling,
             decoding,
-            waiting_tokens=sum(len(each.request.prompt_ids) for each in self._waiting),
+            crowd=self._crowd(prefilling),
             drafts=self._propose(decoding),
         )
         if isinstance(plan, PrefillPlan):
@@ -140,6 +140,22 @@ class Worker:
         while self._flying and (nothing_to_launch or len(self._flying) > self._run_ahead):
             self._collect()
             nothing_to_launch = False
+
+    def _crowd(self, prefilling: Sequence[Prefilling]) -> Crowd:
+        """What the tempo depends on beside the slots; only looked up where a prompt is read, or drafts may be cut."""
+        slots = self._slots.usable
+        active = slots if self.guard is None else self.guard.verdict.active_slots
+        if not prefilling:
+            return Crowd(slots=slots, active_slots=active)
+        # requests with a slot arrived before those without
+        oldest_s = min(each.request.arrival_s for each in prefilling)
+        return Crowd(
+            waiting=len(self._waiting),
+            waiting_tokens=sum(len(each.request.prompt_ids) for each in self._waiting),
+            oldest_ms=(self._clock() - oldest_s) * 1e3,
+            slots=slots,
+            active_slots=active,
+        )
 
     def fail(self, error: Exception) -> None:
         """End every request with `error`; the backend is not touched again."""
@@ -197,6 +213,7 @@ class Worker:
         return proposals
 
     def _launch_chunk(self, plan: PrefillPlan, prefilling: Sequence[Prefilling]) -> None:
+        self._pace = plan.pace
         for each in prefilling:
             if each.slot != plan.slot:
                 self._active[each.slot] = each.passed()
@@ -207,11 +224,11 @@ class Worker:
                 step = prefill_inputs(plan, each, prime=prime, draft_length=wanted)
                 self._active[plan.slot] = after
                 self._launch(step, {0: each.request.id}, samples=isinstance(after, Decoding), drafts={0: wanted})
-        self._pace = plan.pace
         self.counters.prompt_tokens += plan.tokens
         self.counters.padded_prompt_tokens += plan.cell.query_rows - plan.tokens
 
     def _launch_decode(self, plan: DecodePlan) -> None:
+        self._pace = plan.pace
         states = {slot: state for slot, state in self._active.items() if isinstance(state, Decoding)}
         step = decode_inputs(plan, states, self._slots.written)
         wanted: dict[int, int] = {}
@@ -223,7 +240,6 @@ class Worker:
             step = replace(step, prime=True, draft_length=length)
         rows = {slot - plan.first_slot: states[slot].request.id for slot in plan.slots}
         self._launch(step, rows, samples=True, drafts=wanted)
-        self._pace = plan.pace
         self.counters.decode_rows += plan.cell.batch
         self.counters.idle_rows += plan.cell.batch - len(plan.slots)
 
@@ -231,6 +247,8 @@ class Worker:
         """Drafts for the step that follows the one just planned, as many as that one could still verify."""
         left = after.request.params.max_tokens - after.launched_outputs - 1
         limit = max(0, min(left, self._limits.context_tokens - after.launched_length - 1))
+        if self._limits.draft_length and self._pace.tempo is not None:
+            limit = min(limit, self._pace.tempo.drafts)
         return self.drafts.wanted(after.slot, after.request.task, batch, limit)
 
     def _launch(self, step: StepInputs, rows: dict[int, int], *, samples: bool, drafts: dict[int, int]) -> None:

@@ -77,7 +77,6 @@ def test_a_draft_length_without_a_drafter_is_refused_for_the_drafter() -> None:
         ("graph_batch_sizes", "[2, 4]", "batch 1 is missing"),
         ("kv_tiers", "[128]", "decode reaches 128 positions, context_tokens is 256"),
         ("slots", "5", "whole number from 1 to 4, the artifact's slots, found 5"),
-        ("slots", "2", None),
         ("context_tokens", "257", "from 1 to 256, the artifact's context"),
         ("enable_mtp", "true", "this artifact has no drafter"),
         ("mtp_num_heads", "1", "from 0 to 0, the artifact's draft length"),
@@ -97,11 +96,25 @@ def test_a_draft_length_without_a_drafter_is_refused_for_the_drafter() -> None:
         ("queue_limit", "!!python/object/apply:os.getpid []", "found a list or a mapping"),
     ],
 )
-def test_impossible_edits_are_refused_with_line_and_reason(key: str, value: str, pattern: str | None) -> None:
+def test_impossible_edits_are_refused_with_line_and_reason(key: str, value: str, pattern: str) -> None:
     with pytest.raises(ConfigError, match=pattern) as caught:
         parse_config(edited(key, value), MANIFEST)
-    where = key if pattern else "graph_batch_sizes"  # fewer slots than the largest batch: the batch is at fault
-    assert str(caught.value).startswith(f"scheduler.yaml:{line_of(where)}: {where}: ")
+    assert str(caught.value).startswith(f"scheduler.yaml:{line_of(key)}: {key}: ")
+
+
+def test_fewer_slots_drop_the_batches_that_they_cannot_fill_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = parse_config(edited("slots", "2"), MANIFEST)
+    assert (config.slots, config.graph_batch_sizes) == (2, (1, 2))
+    assert max(cell.batch for cell in config.select_cells(MANIFEST)) == 2
+    assert caplog.messages == ["scheduler.yaml: slots is 2, decode batches of 4 are not used"]
+
+
+def test_a_file_from_before_the_policy_is_read_as_adaptive_without_targets() -> None:
+    newer = ("adaptive", "ttft_target_ms", "itl_target_ms", "throughput_headroom_fraction")
+    lines = [line for line in SCHEDULER.splitlines() if line.split(":")[0].strip() not in newer]
+    config = parse_config("\n".join(lines) + "\n", MANIFEST)
+    assert config == replace(parse_config(SCHEDULER, MANIFEST))
+    assert (config.adaptive, config.ttft_target_ms, config.throughput_headroom_fraction) == (True, None, 0.0)
 
 
 def test_a_typo_names_the_line_and_the_nearest_key() -> None:

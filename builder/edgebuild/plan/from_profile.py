@@ -92,6 +92,8 @@ def limits_from(
         queue_limit=16 * limits.slots,
         acceptance_threshold=mechanisms.mtp_acceptance_threshold,
         itl_ms=profile.slo.itl_ms,
+        ttft_ms=profile.slo.ttft_ms,
+        throughput_headroom_fraction=limits.throughput_headroom_fraction,
         other_precisions=() if profile.backend == "onnxruntime" else ("float16", "bfloat16"),
         headroom_fraction=limits.headroom_fraction,
         ratio_range=(ratio.min, ratio.max),

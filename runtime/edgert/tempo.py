@@ -1,0 +1,225 @@
+"""How prefill and decode share the device now: one pure function from the load and the guards to a Tempo.
+
+    tempo = decide(rules, load, before)
+
+Chunk size, decode steps after a chunk and draft length come from here and nowhere else; the worker and the simulator
+both ask it. `before` is the whole memory: a decision is left only when the load has moved past a margin, and the same
+load asked twice gives the same answer. It knows no queue, no clock and no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgert.costs import StepCosts
+from edgert.policy import Ratio, decode_steps_per_chunk
+
+# A chunk is made larger again only when the gap then stays this far below its target.
+GAP_MARGIN = 0.9
+# Pressure begins where the time to the first token is predicted to reach this share of its target, and ends below that.
+PRESSED_FROM, PRESSED_UNTIL = 1.0, 0.5
+# A smaller chunk may cost this much more of a prefill-and-decode cycle than the largest; for that the gap shrinks.
+FINER = 0.03
+# Chunks that prefill at less than this share of the largest one's speed are never chosen for the gap's sake.
+LEAST_SPEED = 0.5
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Latencies to keep, None = none. itl_ms: the longest gap between two tokens of a stream."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What does not change while the engine runs.
+
+    adaptive      False: the largest chunk, `ratio.base` decode steps after every chunk, every draft
+    chunks        captured chunk sizes that may be used, ascending
+    batches       captured decode batch sizes, ascending
+    rows          query rows of a decode step without drafts
+    draft_length  drafts a step at most
+    costs         None: nothing is known of times; then rows stand for them, and the gap's target is not looked at
+    """
+
+    chunks: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    rows: int = 1
+    adaptive: bool = True
+    ratio: Ratio = field(default_factory=Ratio)
+    draft_length: int = 0
+    costs: StepCosts | None = None
+    targets: Targets = field(default_factory=Targets)
+
+    def chunk_ms(self, rows: int, end: int) -> float | None:
+        """A chunk of `rows` that ends at position `end`; None = unknown."""
+        return None if self.costs is None else self.costs.shape_ms("prefill", 1, rows, end)
+
+    def decode_ms(self, streams: int, length: int, drafts: int = 0) -> float | None:
+        """One decode step for `streams` sequences, or as many as fit into a batch; None = unknown."""
+        if self.costs is None:
+            return None
+        batch = next((size for size in self.batches if size >= streams), self.batches[-1])
+        return self.costs.shape_ms("decode", batch, self.rows, length, drafts)
+
+    def rounds(self, streams: int) -> int:
+        """Decode steps that give every one of `streams` sequences a token."""
+        return max(1, -(-streams // self.batches[-1]))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is going on, in numbers.
+
+    decoding, prefilling, waiting   requests that yield tokens, that read their prompt, and that have no slot
+    backlog_tokens   prompt tokens that are not launched, of requests with and without a slot
+    oldest_ms        how long ago the oldest request without a first token arrived
+    prompt_end       position where a chunk of the largest size would end in the prompt that is furthest
+    length           positions of the longest decoding sequence
+    slots, active_slots   slots for sequences, and those that the guards let be active
+    """
+
+    decoding: int = 0
+    prefilling: int = 0
+    waiting: int = 0
+    backlog_tokens: int = 0
+    oldest_ms: float = 0.0
+    prompt_end: int = 0
+    length: int = 0
+    slots: int = 1
+    active_slots: int = 1
+
+
+@dataclass(frozen=True)
+class Tempo:
+    """The decision.
+
+    chunk_rows   the largest chunk that may be launched
+    steps        decode steps owed after a chunk of the largest size; a smaller one owes its share (`owed`)
+    drafts       drafts a step at most
+    pressed      first tokens are late, or requests wait for a slot: prefill goes first
+    """
+
+    chunk_rows: int
+    steps: int
+    drafts: int
+    pressed: bool = False
+
+
+def first_tempo(rules: Rules) -> Tempo:
+    """Before there is any load."""
+    return Tempo(rules.chunks[-1], rules.ratio.base, rules.draft_length)
+
+
+def decide(rules: Rules, load: Load, before: Tempo) -> Tempo:
+    """The tempo for this load. Pure; decide(rules, load, decide(rules, load, x)) == decide(rules, load, x)."""
+    if not rules.adaptive:
+        return first_tempo(rules)
+    drafts = _cooled(rules.draft_length, load)
+    largest = max((c for c in rules.chunks if c <= _cooled(rules.chunks[-1], load)), default=rules.chunks[0])
+    pressed = _pressed(rules, load, before.pressed)
+    if not load.decoding or not load.prefilling:
+        return Tempo(largest, rules.ratio.base, drafts, pressed)
+    steps = _steps(rules, load, pressed)
+    rows = _chunk(rules, load, before, largest, steps, pressed)
+    if rules.targets.itl_ms is not None:
+        drafts = _drafts_within(rules, load, rows, drafts)
+    return Tempo(rows, steps, drafts, pressed)
+
+
+def owed(rules: Rules, tempo: Tempo, chunk_rows: int, load: Load) -> int:
+    """Decode steps due after a chunk of `chunk_rows` (0 = none yet): its share of those of a full chunk, by its time.
+
+    At least one for every decoding stream, so that the longest gap is one chunk and one step.
+    """
+    least = rules.rounds(load.decoding)
+    if not rules.adaptive or not chunk_rows:
+        return max(least, tempo.steps)
+    largest = rules.chunks[-1]
+    part, whole = (rules.chunk_ms(rows, load.prompt_end) for rows in (chunk_rows, largest))
+    share = chunk_rows / largest if part is None or not whole else part / whole
+    return max(least, round(tempo.steps * min(1.0, share)))
+
+
+def _cooled(value: int, load: Load) -> int:
+    """A number scaled down as the guards take slots away, not below 1; whole while they do not."""
+    return value if load.active_slots >= load.slots else max(min(value, 1), value * load.active_slots // load.slots)
+
+
+def _pressed(rules: Rules, load: Load, before: bool) -> bool:
+    if not load.prefilling:
+        return False
+    if load.waiting:
+        return True
+    if rules.targets.ttft_ms is None:
+        return before and load.backlog_tokens > rules.chunks[-1]
+    return _first_token_ms(rules, load) >= rules.targets.ttft_ms * (PRESSED_UNTIL if before else PRESSED_FROM)
+
+
+def _first_token_ms(rules: Rules, load: Load) -> float:
+    """When the oldest request's first token is due, from its arrival, if the backlog is read at the base ratio."""
+    largest = rules.chunks[-1]
+    chunk, step = rules.chunk_ms(largest, load.prompt_end), rules.decode_ms(load.decoding, load.length)
+    if chunk is None or step is None:
+        return load.oldest_ms
+    cycles = load.backlog_tokens / largest
+    return load.oldest_ms + cycles * (chunk + (rules.ratio.base * step if load.decoding else 0.0))
+
+
+def _steps(rules: Rules, load: Load, pressed: bool) -> int:
+    if pressed:
+        return rules.ratio.low
+    return min(rules.ratio.base, decode_steps_per_chunk(load.backlog_tokens, rules.chunks[-1], rules.ratio))
+
+
+def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pressed: bool) -> int:
+    """While streams decode: the finest chunk that costs next to nothing, and one that keeps the gap's target."""
+    step = rules.decode_ms(load.decoding, load.length)
+    whole = rules.chunk_ms(largest, load.prompt_end)
+    if step is None or whole is None:
+        return largest
+    rows = largest
+    cycle = whole + steps * step
+    for size in rules.chunks:
+        part = rules.chunk_ms(size, load.prompt_end)
+        if part is None or size >= largest:
+            continue
+        pieces = largest / size
+        if not pressed and pieces * part + max(steps, pieces) * step <= (1 + FINER) * cycle:
+            rows = size
+            break
+    if rules.targets.itl_ms is None:
+        return rows
+    return _within_gap(rules, load, before, rows, step, whole / largest)
+
+
+def _within_gap(rules: Rules, load: Load, before: Tempo, rows: int, step: float, best_ms: float) -> int:
+    target = rules.targets.itl_ms or 0.0
+    fitting, worthwhile = [], []
+    for size in rules.chunks:
+        part = rules.chunk_ms(size, load.prompt_end)
+        if size > rows or part is None or best_ms / (part / size) < LEAST_SPEED:
+            continue
+        worthwhile.append(size)
+        if part + step <= target * (1.0 if size <= before.chunk_rows else GAP_MARGIN):
+            fitting.append(size)
+    if fitting:
+        return fitting[-1]
+    # No chunk keeps the target: then the smallest that is still worth its launch comes nearest.
+    return worthwhile[0] if worthwhile else rows
+
+
+def _drafts_within(rules: Rules, load: Load, rows: int, most: int) -> int:
+    """Drafts lengthen the step that ends a gap: as many as the target leaves room for, and one at least.
+
+    One: the drafter loses a sequence for good when it does not see a step. All, where the target cannot be kept.
+    """
+    chunk, target = rules.chunk_ms(rows, load.prompt_end), rules.targets.itl_ms or 0.0
+
+    def fits(drafts: int) -> bool:
+        step = rules.decode_ms(load.decoding, load.length, drafts)
+        return chunk is None or step is None or chunk + step <= target
+
+    return next((drafts for drafts in range(most, 0, -1) if fits(drafts)), min(most, 1) if fits(0) else most)
