@@ -155,6 +155,7 @@ def open_runtime(loading: Loading) -> Runtime:
         manifest=manifest,
         draft_length=config.draft_length,
         draft_states=manifest.draft_states if config.draft_length else (),
+        on_phase=lambda phase: mark(phase),
     )
     backend = resolve(manifest.backend.name)(setup)
     phases: dict[str, int] = {}
