@@ -26,10 +26,18 @@ Graph = TypeVar("Graph", bound=Closable)
 
 @dataclass(frozen=True)
 class GraphKey:
-    """One graph: `cell` on the slots first_slot .. first_slot + batch − 1."""
+    """One graph: `cell` on the slots first_slot .. first_slot + batch − 1, and what the drafter does after it.
+
+    drafts  None: nothing; 0: it takes in the committed rows; more: it drafts as many tokens
+    """
 
     cell: Cell
     first_slot: int
+    drafts: int | None = None
+
+    @property
+    def label(self) -> str:
+        return self.cell.label + ("" if self.drafts is None else f" + {self.drafts} drafts")
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,29 @@ def size_order(cells: Iterable[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (-cell.batch * cell.query_rows, -cell.kv_tier, cell.kind))
 
 
-def graph_keys(cells: Iterable[Cell], slots: int) -> list[GraphKey]:
-    """Every graph that the protocol allows: batch 1 at each slot, larger batches at slot 0; largest first."""
+def graph_keys(cells: Iterable[Cell], slots: int, draft_length: int = 0) -> list[GraphKey]:
+    """Every graph that steps are launched as: batch 1 at each slot, larger batches at slot 0; largest first."""
     return [
-        GraphKey(cell, first) for cell in size_order(cells) for first in (range(slots) if cell.batch == 1 else range(1))
+        GraphKey(cell, first, drafts)
+        for cell in size_order(cells)
+        for first in (range(slots) if cell.batch == 1 else range(1))
+        for drafts in draft_variants(cell, draft_length)
     ]
+
+
+def draft_variants(cell: Cell, draft_length: int) -> list[int | None]:
+    """What the drafter may do after a step of this cell, most first.
+
+    A chunk primes, and the last one drafts all that can be drafted (what is not asked for is dropped: once a request).
+    A decode cell without room for drafts serves what does not draft; a step there that does is rare and runs eagerly.
+    """
+    if not draft_length:
+        return [None]
+    if cell.kind == "prefill":
+        return [draft_length, 0, None]
+    if cell.query_rows == 1:
+        return [None]
+    return [*range(draft_length, 0, -1), None]
 
 
 class GraphPool(Generic[Graph]):
@@ -91,4 +117,4 @@ class GraphPool(Generic[Graph]):
 
     def _fall_back(self, key: GraphKey, reason: str) -> None:
         self.fallbacks.append(Fallback(key, reason))
-        logger.warning("%s at slot %d runs without a CUDA graph: %s", key.cell.label, key.first_slot, reason)
+        logger.warning("%s at slot %d runs without a CUDA graph: %s", key.label, key.first_slot, reason)

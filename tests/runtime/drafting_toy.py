@@ -86,13 +86,16 @@ class Shadowed(OnnxRuntimeBackend):
 
 
 def make_engine(toy: Toy, length: int, *, forge: Any = None, eos: Sequence[int] = (), threshold: float = 0.0,
-                costs_ms: dict[int, list[float]] | None = None) -> Engine:  # fmt: skip
+                costs_ms: dict[int, list[float]] | None = None, backend: Any = Shadowed) -> Engine:  # fmt: skip
+    open_backend = backend
+
     def open_() -> Runtime:
-        backend = Shadowed(toy.setup if length else dataclasses.replace(toy.setup, draft_length=0, draft_states=()))
+        setup = toy.setup if length else dataclasses.replace(toy.setup, draft_length=0, draft_states=())
+        backend = open_backend(setup)
         backend.forge = forge
         return Runtime(
             backend=backend,
-            limits=Limits(CELLS, SLOTS, CONTEXT),
+            limits=Limits(CELLS, SLOTS, CONTEXT, any_first_slot=backend.any_first_slot),
             slots=SLOTS,
             cache_tokens=toy.setup.cache_tokens,
             vocabulary_size=320,

@@ -15,7 +15,7 @@ from edgert.cells import Cell
 
 from edgebuild.errors import EngineError
 
-# graph input -> its symbolic dimensions; every other input is a state: [batch, fixed ...]
+# graph input -> its symbolic dimensions, "width" as the graph has it; every other input is a state: [batch, fixed ...]
 INPUT_DIMS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("batch", "rows"),
     "length": ("batch",),
@@ -26,7 +26,13 @@ INPUT_DIMS: Mapping[str, tuple[str, ...]] = {
     "temperature": ("batch",),
     "top_k": ("batch",),
     "top_p": ("batch",),
+    "following": ("batch",),
+    "embedding": ("batch", "rows", "width"),
+    "hidden": ("batch", "rows", "width"),
+    "new_length": ("batch",),
 }
+DECODER_NEEDS = ("tokens", "length", "kv_positions")
+DRAFTER_NEEDS = ("embedding", "hidden", "length", "new_length", "kv_positions")
 MIN_MATRIX_ROWS = 2
 
 
@@ -51,17 +57,41 @@ def engine_shape(cell: Cell, *, min_matrix_rows: int = MIN_MATRIX_ROWS) -> Engin
     return EngineShape(batch=cell.batch, rows=rows, logit_rows=logit_rows, tier=max(cell.kv_tier, rows))
 
 
-def input_shapes(shape: EngineShape, declared: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def draft_shapes(
+    cells: Sequence[Cell], *, draft_length: int, cache_tokens: int, min_matrix_rows: int = MIN_MATRIX_ROWS
+) -> tuple[EngineShape, ...]:
+    """The drafter's profiles: the pass over each cell's rows, and a chained row after it; each shape once.
+
+    A tier reaches `draft_length` positions further than the cell's, as far as the cache goes. A chunk's chain takes a
+    decode chain's profile where one reaches as far.
+    """
+    passes: list[EngineShape] = []
+    chained: list[EngineShape] = []
+    for cell in sorted(cells, key=lambda cell: cell.kind):  # decode before prefill, else in the order given
+        shape = engine_shape(cell, min_matrix_rows=min_matrix_rows)
+        tier = max(shape.tier, min(shape.tier + draft_length, cache_tokens))
+        passes.append(EngineShape(cell.batch, shape.rows, 1, tier))
+        # what a pass leaves is one row a sequence, side by side: only a single sequence can be padded
+        chain = EngineShape(cell.batch, min_matrix_rows if cell.batch == 1 else 1, 1, tier)
+        reaches = any(each.batch == chain.batch and each.tier >= chain.tier for each in chained)
+        if draft_length > 1 and not (cell.kind == "prefill" and reaches):
+            chained.append(chain)
+    return tuple(dict.fromkeys((*passes, *chained)))
+
+
+def input_shapes(
+    shape: EngineShape, declared: Mapping[str, Sequence[int]], needs: Sequence[str] = DECODER_NEEDS
+) -> dict[str, tuple[int, ...]]:
     """Concrete shapes of every graph input. `declared` holds the network's own shapes, −1 where dynamic.
 
     Raises EngineError when the network lacks an input, has one of another rank, or a state has a dynamic dimension
     other than the batch.
     """
-    missing = [name for name in ("tokens", "length", "kv_positions") if name not in declared]
+    missing = [name for name in needs if name not in declared]
     if missing:
         raise EngineError(
             f"the ONNX graph has no input named {', '.join(missing)} (it has {', '.join(declared)})",
-            hint="export the decoder with this version of edgebuild",
+            hint="export it with this version of edgebuild",
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for name, dims in declared.items():
@@ -69,12 +99,15 @@ def input_shapes(shape: EngineShape, declared: Mapping[str, Sequence[int]]) -> d
             symbols = INPUT_DIMS[name]
             if len(symbols) != len(dims):
                 raise EngineError(f"graph input {name} has {len(dims)} dimensions, expected {list(symbols)}")
-            wanted = tuple(shape.dim(symbol) for symbol in symbols)
+            wanted = tuple(
+                int(have) if symbol == "width" else shape.dim(symbol)
+                for symbol, have in zip(symbols, dims, strict=True)
+            )
         else:
             wanted = (shape.batch, *(int(dim) for dim in dims[1:]))
         for axis, (have, want) in enumerate(zip(dims, wanted, strict=True)):
             if want < 0:
-                raise EngineError(f"state {name}{list(dims)}: dimension {axis} is dynamic; only the batch may be")
+                raise EngineError(f"input {name}{list(dims)}: dimension {axis} is dynamic; only the batch may be")
             if have not in (-1, want):
                 raise EngineError(f"graph input {name}{list(dims)}: dimension {axis} is {have}, the cell needs {want}")
         shapes[name] = wanted

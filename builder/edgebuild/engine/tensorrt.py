@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine ahead of time from the decoder's ONNX file, through Polygraphy's loaders.
+"""Builds a TensorRT engine ahead of time from an ONNX file, the decoder's or the drafter's, through Polygraphy.
 
 Strongly typed (precision is the ONNX file's), one optimization profile per cell with min = opt = max, scratch memory
 left to the runtime (`REQUIRE_USER_ALLOCATION`: without it stream capture is not promised). With TensorRT-RTX this needs
@@ -22,7 +22,15 @@ from typing import Any
 from edgert.backends import trt_module
 from edgert.cells import Cell
 
-from edgebuild.engine.shapes import MIN_MATRIX_ROWS, EngineShape, engine_shape, input_shapes
+from edgebuild.engine.shapes import (
+    DECODER_NEEDS,
+    DRAFTER_NEEDS,
+    MIN_MATRIX_ROWS,
+    EngineShape,
+    draft_shapes,
+    engine_shape,
+    input_shapes,
+)
 from edgebuild.engine.targets import target_names
 from edgebuild.errors import EngineError
 
@@ -46,7 +54,7 @@ class EngineBuild:
 
     plan_bytes      size of the plan file
     weight_bytes    constants in the network, each counted once
-    shapes          one per cell, in the order of the profiles
+    shapes          one per profile; the decoder's: one per cell, in the order of the cells
     aliased         (output, input) pairs that must share memory: caches updated in place
     capabilities    compute capability names the plan was built for; empty = the library's default set
     """
@@ -82,7 +90,38 @@ def build_engine(
     TensorRT always builds for the GPU it runs on. Raises EngineError (what failed, with the library's own words) and
     BackendError when the library is missing.
     """
-    if not cells:
+    shapes = tuple(engine_shape(cell, min_matrix_rows=min_matrix_rows) for cell in cells)
+    return _engine(onnx_path, plan_path, cells, shapes, DECODER_NEEDS, flavour, compute_capabilities, progress)
+
+
+def build_drafter_engine(
+    onnx_path: Path,
+    plan_path: Path,
+    cells: Sequence[Cell],
+    *,
+    draft_length: int,
+    cache_tokens: int,
+    flavour: str = "tensorrt-rtx",
+    compute_capabilities: Sequence[str] = (),
+    min_matrix_rows: int = MIN_MATRIX_ROWS,
+    progress: Progress | None = None,
+) -> EngineBuild:
+    """As `build_engine`, for `mtp.onnx`: the passes that follow steps of `cells` (shapes.draft_shapes)."""
+    shapes = draft_shapes(cells, draft_length=draft_length, cache_tokens=cache_tokens, min_matrix_rows=min_matrix_rows)
+    return _engine(onnx_path, plan_path, cells, shapes, DRAFTER_NEEDS, flavour, compute_capabilities, progress)
+
+
+def _engine(
+    onnx_path: Path,
+    plan_path: Path,
+    cells: Sequence[Cell],
+    shapes: tuple[EngineShape, ...],
+    needs: Sequence[str],
+    flavour: str,
+    compute_capabilities: Sequence[str],
+    progress: Progress | None,
+) -> EngineBuild:
+    if not shapes:
         raise EngineError("no cells: an engine needs at least one optimization profile")
     if not onnx_path.is_file():
         raise EngineError(f"{onnx_path}: no such ONNX file")
@@ -93,9 +132,8 @@ def build_engine(
         inputs = tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs))
         outputs = tuple(_tensor(network.get_output(i)) for i in range(network.num_outputs))
         declared = {tensor.name: tensor.shape for tensor in inputs}
-        shapes = tuple(engine_shape(cell, min_matrix_rows=min_matrix_rows) for cell in cells)
         targets = _targets(trt, flavour, compute_capabilities)
-        profiles = [input_shapes(shape, declared) for shape in shapes]
+        profiles = [input_shapes(shape, declared, needs) for shape in shapes]
         serialized = _build(trt, flavour, builder, network, profiles, targets, progress, interrupt, messages)
         _write(plan_path, serialized)
         build = EngineBuild(

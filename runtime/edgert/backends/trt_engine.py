@@ -15,7 +15,7 @@ from typing import Any
 
 from edgert.backends import trt_module
 from edgert.cells import Cell
-from edgert.cuda import DeviceInfo
+from edgert.cuda import DeviceInfo, Stream
 from edgert.errors import ArtifactError, BackendError
 from edgert.manifest_records import StateSpec
 
@@ -149,6 +149,15 @@ class Engine:
         logit_rows = dims("uniform")[1] if "uniform" in self.names else rows
         return CellShape(batch, rows, logit_rows, dims("kv_positions")[0])
 
+    def draft_shape(self, profile: int) -> CellShape:
+        """The same of a drafter's plan."""
+        batch, rows, _ = (int(d) for d in self._engine.get_tensor_profile_shape("hidden", profile)[2])
+        return CellShape(batch, rows, 1, int(self._engine.get_tensor_profile_shape("kv_positions", profile)[2][0]))
+
+    def row_bytes(self, name: str) -> int:
+        """Bytes of one row of a tensor [B, q, H]."""
+        return int(self._engine.get_tensor_shape(name)[-1]) * int(self._engine.get_tensor_dtype(name).itemsize)
+
     def check_cell(self, profile: int, cell: Cell) -> CellShape:
         """The profile's shape, which must serve the cell. Raises ArtifactError with both."""
         shape = self.shape(profile)
@@ -167,7 +176,7 @@ class Engine:
             if shape != state.shape:
                 raise ArtifactError(f"state {state.input}: the engine has {shape}, the manifest says {state.shape}")
 
-    def context(self, profile: int, shape: CellShape, states: Sequence[StateSpec], scratch: int, stream: int) -> Any:
+    def context(self, profile: int, shapes: Mapping[str, tuple[int, ...]], scratch: int, stream: Stream) -> Any:
         """An execution context of one profile on the shared scratch buffer, with every input shape set."""
         trt = self.trt
         context = (
@@ -177,21 +186,34 @@ class Engine:
         )
         if context is None:
             raise BackendError(f"no execution context for profile {profile}: {self.log.last()}")
-        if not context.set_optimization_profile_async(profile, stream):
+        if not context.set_optimization_profile_async(profile, stream.handle):
             raise BackendError(f"profile {profile} cannot be selected: {self.log.last()}")
         context.set_device_memory(scratch, self.scratch_bytes)
-        per_sequence = (shape.batch,)
-        shapes: dict[str, tuple[int, ...]] = {
-            "tokens": (shape.batch, shape.rows),
-            "kv_positions": (shape.tier,),
-            "uniform": (shape.batch, shape.logit_rows),
-            **dict.fromkeys(("length", "valid", "forced", "temperature", "top_k", "top_p"), per_sequence),
-            **{state.input: (shape.batch, *state.shape) for state in states},
-        }
         for name, dims in shapes.items():
             if name in self.names and not context.set_input_shape(name, dims):
                 raise BackendError(f"input {name} cannot have shape {dims}: {self.log.last()}")
         return context
+
+    def input_shapes(self, shape: CellShape, states: Sequence[StateSpec]) -> dict[str, tuple[int, ...]]:
+        """Of every input of a decoder's plan; some it may not have."""
+        names = ("length", "valid", "forced", "temperature", "top_k", "top_p", "following")
+        return {
+            "tokens": (shape.batch, shape.rows),
+            "kv_positions": (shape.tier,),
+            "uniform": (shape.batch, shape.logit_rows),
+            **dict.fromkeys(names, (shape.batch,)),
+            **{state.input: (shape.batch, *state.shape) for state in states},
+        }
+
+    def draft_input_shapes(self, shape: CellShape, states: Sequence[StateSpec]) -> dict[str, tuple[int, ...]]:
+        """Of every input of a drafter's plan."""
+        width = int(self._engine.get_tensor_shape("hidden")[-1])
+        return {
+            "kv_positions": (shape.tier,),
+            **dict.fromkeys(("embedding", "hidden"), (shape.batch, shape.rows, width)),
+            **dict.fromkeys(("length", "new_length"), (shape.batch,)),
+            **{state.input: (shape.batch, *state.shape) for state in states},
+        }
 
     def close(self) -> None:
         self._config = self._cache = self._engine = self._runtime = None

@@ -60,6 +60,10 @@ class StepLayout:
     inputs: Block
     outputs: Block
 
+    def draft_fields(self, count: int) -> tuple[Field, ...]:
+        """Where the first `count` drafts of each row lie in the outputs."""
+        return tuple(self.outputs[f"draft.{place}"] for place in range(count))
+
 
 def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
     fields, offset = [], 0
@@ -70,8 +74,11 @@ def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
     return Block(tuple(fields), offset)
 
 
-def step_layout(batch: int, rows: int, logit_rows: int) -> StepLayout:
-    """`first_tokens` is no tensor of the engine: it is where the host puts the tokens that the device does not hold."""
+def step_layout(batch: int, rows: int, logit_rows: int, *, draft_length: int = 0) -> StepLayout:
+    """`first_tokens` is no tensor of the engine: it is where the host puts the tokens that the device does not hold.
+
+    `draft.j` is what the drafter's pass j writes.
+    """
     one = (batch,)
     return StepLayout(
         batch,
@@ -87,12 +94,14 @@ def step_layout(batch: int, rows: int, logit_rows: int) -> StepLayout:
             ("top_k", "int64", one),
             ("top_p", "float32", one),
             ("first_tokens", "int64", one),
+            ("following", "int64", one),
         ),
         outputs=_block(
             ("next_token", "int64", one),
             ("new_length", "int64", one),
             ("accepted", "int64", one),
             ("sampled", "int64", (batch, logit_rows)),
+            *((f"draft.{place}", "int64", one) for place in range(draft_length)),
         ),
     )
 
@@ -109,15 +118,19 @@ def write_inputs(views: dict[str, npt.NDArray[np.generic]], step: StepInputs) ->
     views["top_k"][:] = step.top_k
     views["top_p"][:] = step.top_p
     views["first_tokens"][:] = step.tokens[:, 0]
+    views["following"][:] = -1 if step.following is None else step.following
 
 
 def read_outputs(
-    views: dict[str, npt.NDArray[np.generic]], cell: Cell, logits: npt.NDArray[np.float32] | None
+    views: dict[str, npt.NDArray[np.generic]], cell: Cell, logits: npt.NDArray[np.float32] | None, *, drafts: int = 0
 ) -> StepOutputs:
-    """Copies a step's outputs out of an output block (the block is used again)."""
+    """Copies a step's outputs out of an output block (the block is used again). drafts: how many were asked for."""
     return StepOutputs(
         sampled=views["sampled"][:, : cell.logit_rows].astype(np.int64),
         accepted=views["accepted"].astype(np.int64),
         next_token=views["next_token"].astype(np.int64),
         logits=None if logits is None else logits[:, : cell.logit_rows].copy(),
+        drafts=np.stack([views[f"draft.{place}"] for place in range(drafts)], axis=1).astype(np.int64)
+        if drafts
+        else None,
     )

@@ -1,0 +1,183 @@
+"""The TensorRT backend's chain of graphs, on host memory: the same steps as on ONNX Runtime give the same outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import toys
+from drafting_toy import CELLS, CONTEXT, LONGEST, SLOTS, TOKENS, Toy, export_toy, make_engine, prompt_of
+from edgert.backends.base import StepInputs, StepOutputs
+from edgert.backends.onnxruntime import OnnxRuntimeBackend
+from edgert.backends.tensorrt import TensorRTBackend
+from edgert.cells import Cell
+from edgert.errors import ArtifactError, BackendError
+from edgert.step import empty_step
+from host_tensorrt import on_the_host
+
+FAMILIES = {"llama": toys.make_llama, "qwen3_5": toys.make_qwen3_5}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    directory = tmp_path_factory.mktemp("drafting")
+    # a slot's state must be a multiple of a device's alignment
+    sizes = {} if request.param == "llama" else {"key_dim": 16, "value_dim": 16}
+    return export_toy(FAMILIES[request.param](directory / "model", **sizes), directory)
+
+
+@pytest.fixture
+def host(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_host(monkeypatch, CELLS, draft_length=LONGEST, cache_tokens=toy.setup.cache_tokens)
+
+
+def opened(toy: Toy, **changes: Any) -> TensorRTBackend:
+    backend = TensorRTBackend(dataclasses.replace(toy.setup, options={}, **changes))
+    backend.warm_up()
+    return backend
+
+
+class Conversation:
+    """Random legal steps on two slots: prompts in chunks, verified drafts, changing draft lengths, idle neighbours."""
+
+    def __init__(self, backend: Any, seed: int) -> None:
+        self.backend, self.rng = backend, np.random.default_rng(seed)
+        self.length, self.token = [0] * SLOTS, [0] * SLOTS
+        self.drafts: list[list[int]] = [[] for _ in range(SLOTS)]
+        self.seen: list[tuple[Any, ...]] = []
+
+    def run(self) -> list[tuple[Any, ...]]:
+        for _ in range(3):
+            for slot in range(SLOTS):
+                self.backend.reset_slot(slot)
+                self.prefill(slot, prompt_of(int(self.rng.integers(1, 60)), int(self.rng.integers(99))))
+            for _ in range(6):
+                self.decode([[0], [1], [0, 1], [0, 1]][self.rng.integers(4)], int(self.rng.integers(1, LONGEST + 1)))
+        return self.seen
+
+    def prefill(self, slot: int, prompt: tuple[int, ...]) -> None:
+        start = 0
+        while start < len(prompt):
+            rows = int(self.rng.choice([8, 32]))
+            count = min(rows, len(prompt) - start)
+            step = empty_step(Cell("prefill", 1, rows, self.tier(start + count)), slot)
+            step.tokens[0, :count] = prompt[start : start + count]
+            step.length[0], step.valid[0], step.forced[0] = start, count, count
+            start += count
+            drafts = int(self.rng.integers(1, LONGEST + 1)) if start == len(prompt) else 0
+            following = np.array(prompt[start : start + 1] or [-1], np.int64)
+            step = dataclasses.replace(step, prime=True, draft_length=drafts, following=following)
+            self.commit(step, self.backend.launch(step).result(), [slot])
+
+    def decode(self, slots: list[int], drafts: int) -> None:
+        slots = [slot for slot in slots if self.length[slot] + LONGEST < CONTEXT - LONGEST]
+        if not slots:
+            return
+        batch, first = (2, 0) if self.rng.random() < 0.5 or len(slots) > 1 else (1, slots[0])
+        rows = max(1 + len(self.drafts[slot]) for slot in slots)
+        longest = max(self.length[slot] for slot in range(first, first + batch))
+        step = empty_step(Cell("decode", batch, rows, self.tier(longest + rows)), first)
+        for row in range(batch):
+            slot = first + row
+            step.length[row] = self.length[slot]
+            if slot in slots:
+                tokens = [self.token[slot], *self.drafts[slot]]
+                step.tokens[row, : len(tokens)] = tokens
+                step.valid[row], step.forced[row] = len(tokens), 1
+        step = dataclasses.replace(step, prime=True, draft_length=drafts)
+        self.commit(step, self.backend.launch(step).result(), slots)
+
+    def commit(self, step: StepInputs, out: StepOutputs, slots: list[int]) -> None:
+        for slot in slots:
+            row = slot - step.first_slot
+            self.length[slot] = int(step.length[row] + step.forced[row] + out.accepted[row])
+            self.token[slot] = int(out.next_token[row])
+            self.drafts[slot] = [] if out.drafts is None else out.drafts[row].tolist()
+            sampled = out.sampled[row, : 1 + int(out.accepted[row])].tolist()
+            self.seen.append((slot, self.length[slot], sampled, self.token[slot], self.drafts[slot]))
+            # half of the time one draft is made wrong, or a right one is put first
+            if self.drafts[slot] and self.rng.random() < 0.5:
+                self.drafts[slot][-1] = int(self.rng.integers(TOKENS))
+
+    @staticmethod
+    def tier(reach: int) -> int:
+        return 64 if reach <= 64 else CONTEXT
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
+def test_the_same_steps_as_on_onnx_runtime_give_the_same_tokens_and_drafts(toy: Toy, graphs: bool) -> None:
+    reference = OnnxRuntimeBackend(toy.setup)
+    backend = TensorRTBackend(dataclasses.replace(toy.setup, options={"enable_cuda_graph": graphs}))
+    backend.warm_up()
+    for seed in range(4):
+        assert Conversation(backend, seed).run() == Conversation(reference, seed).run()
+    counters = backend.describe()
+    assert (counters["graph_replays"] > 0) is graphs
+    backend.close()
+
+
+@pytest.mark.usefixtures("host")
+def test_drafts_that_come_true_are_accepted_and_ids_equal_those_without_drafts(toy: Toy) -> None:
+    prompts = [prompt_of(n, 3) for n in (1, 4, 8, 33, 64, 91, 95)]
+    with make_engine(toy, 0) as engine:
+        plain = [engine.complete(list(p), max_tokens=12).token_ids for p in prompts]
+    for length in (1, 2, 4):
+        setup = dataclasses.replace(toy.setup, options={}, draft_length=length)
+        with make_engine(dataclasses.replace(toy, setup=setup), length, backend=opened_quietly) as engine:
+            handles = [engine.submit(list(p), max_tokens=12) for p in prompts]
+            assert [handle.result().token_ids for handle in handles] == plain
+            described = engine.describe()
+        assert described["fallbacks"] == []
+
+
+def opened_quietly(setup: Any) -> TensorRTBackend:
+    backend = TensorRTBackend(setup)
+    backend.warm_up()
+    return backend
+
+
+@pytest.mark.usefixtures("host")
+def test_a_step_that_drafts_is_one_launch_of_one_graph(toy: Toy) -> None:
+    backend = opened(toy)
+    Conversation(backend, 0).prefill(0, prompt_of(40))
+    described = backend.describe()
+    assert described["eager_launches"] == 0
+    assert described["drafter"]["draft_length"] == LONGEST
+    for drafts in range(LONGEST + 1):
+        step = dataclasses.replace(empty_step(Cell("decode", 1, 5, 64), 1), prime=drafts > 0, draft_length=drafts)
+        out = backend.launch(step).result()
+        assert (out.drafts is None) is (drafts == 0)
+        assert out.drafts is None or out.drafts.shape == (1, drafts)
+    assert backend.describe()["eager_launches"] == 0
+    memory = backend.memory()
+    kv = sum(4 * int(np.prod(s.shape)) for s in (*toy.setup.states, *toy.setup.draft_states) if s.kind == "kv")
+    assert memory["kv_cache"] == SLOTS * kv
+    assert "drafter_weights" in memory
+    backend.close()
+
+
+@pytest.mark.usefixtures("host")
+def test_an_artifact_with_a_drafter_runs_without_it(toy: Toy) -> None:
+    backend = opened(toy, draft_length=0, draft_states=())
+    step = empty_step(Cell("prefill", 1, 8, 64), 0)
+    step.tokens[0, :3], step.valid[0], step.forced[0] = [5, 6, 7], 3, 3
+    assert backend.launch(dataclasses.replace(step, prime=True)).result().drafts is None
+    assert "drafter" not in backend.describe()
+    backend.close()
+
+
+def test_more_drafts_than_the_drafter_makes_and_plans_that_do_not_serve_are_refused(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_host(monkeypatch, CELLS, draft_length=LONGEST, cache_tokens=toy.setup.cache_tokens)
+    backend = opened(toy)
+    step = empty_step(Cell("decode", 1, 5, 64), 0)
+    with pytest.raises(BackendError, match="5 drafts were asked for, the drafter makes 4"):
+        backend.launch(dataclasses.replace(step, prime=True, draft_length=5))
+    backend.close()
+    on_the_host(monkeypatch, CELLS, draft_length=1, cache_tokens=toy.setup.cache_tokens)
+    with pytest.raises(ArtifactError, match="no profile for"):
+        opened(toy)
