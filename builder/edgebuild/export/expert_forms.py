@@ -70,11 +70,7 @@ def experts_gathered(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any)
     trips = op.Sub(op.Squeeze(groups, _ints(0)), op.Constant(value_int=1))
     collected = loop(trips, graph, op.Constant(value_int=0))[1]
     final = [op.Gather(part, op.Constant(value_int=-1), axis=0) for part in parts]
-
-    def node(kind: str, *inputs: Any, **attributes: Any) -> Any:
-        return getattr(op, kind)(*inputs, **attributes)
-
-    whole = op.Concat(collected, op.Unsqueeze(_gathered(node, final, gate_up, down), _ints(0)), axis=0)
+    whole = op.Concat(collected, op.Unsqueeze(_gathered(_node, final, gate_up, down), _ints(0)), axis=0)
     return op.Slice(op.Reshape(whole, _ints(-1, x.shape[1])), _ints(0), rows, _ints(0))
 
 
@@ -95,20 +91,14 @@ def _gathered(node: Any, group: Sequence[Any], gate_up: Any, down: Any) -> Any:
 
 
 def experts_split(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any) -> Any:
-    """See ops.experts. Both parts read one layout of the weights, so that an engine holds them once."""
-    experts, used = gate_up.shape[0], chosen.shape[1]
+    """See ops.experts. The weights keep their layout in both parts: an engine holds them once, nothing folds them."""
     rows = op.Shape(x, start=0, end=1)
-    few = op.LessOrEqual(rows, _ints(gathered_rows(experts, used)))
+    few = op.LessOrEqual(rows, _ints(gathered_rows(gate_up.shape[0], chosen.shape[1])))
     late = op.Where(few, rows, _ints(0))
     early = op.Sub(rows, late)
-    gate_up, down = op.Transpose(gate_up, perm=[0, 2, 1]), op.Transpose(down, perm=[0, 2, 1])
-    dense = _dense(*(op.Slice(values, _ints(0), early, _ints(0)) for values in (x, chosen, weights)),
-                   gate_up, down, experts)  # fmt: skip
-    x, chosen, weights = (op.Slice(values, _ints(0), late, _ints(0)) for values in (x, chosen, weights))
-    inner = op.MatMul(op.Unsqueeze(x, _ints(1, 2)), op.Gather(gate_up, chosen, axis=0))  # [n, k, 1, 2·inner]
-    out = op.MatMul(_swiglu(inner, 3), op.Gather(down, chosen, axis=0))  # [n, k, 1, hidden]
-    out = op.Mul(op.Squeeze(out, _ints(2)), op.Unsqueeze(weights, _ints(2)))
-    return op.Concat(dense, op.ReduceSum(out, _ints(1), keepdims=0), axis=0)
+    dense = _dense([op.Slice(values, _ints(0), early, _ints(0)) for values in (x, chosen, weights)], gate_up, down)
+    group = [op.Slice(values, _ints(0), late, _ints(0)) for values in (x, chosen, weights)]
+    return op.Concat(dense, _gathered(_node, group, gate_up, down), axis=0)
 
 
 def gathered_rows(experts: int, used: int) -> int:
@@ -116,19 +106,23 @@ def gathered_rows(experts: int, used: int) -> int:
     return max(1, experts // (3 * used))
 
 
-def _dense(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any, experts: int) -> Any:
-    """Every row through every expert [n, hidden]; gate_up [E, hidden, 2·inner], down [E, inner, hidden]."""
-    hits = op.Equal(op.Unsqueeze(chosen, _ints(2)), op.Constant(value=onnx_ir.tensor(np.arange(experts))))
+def _dense(group: Sequence[Any], gate_up: Any, down: Any) -> Any:
+    """Every row through every expert, rows as columns: x [n, hidden], chosen and weights [n, k] → [n, hidden]."""
+    x, chosen, weights = group
+    experts, half = gate_up.shape[0], gate_up.shape[1] // 2
+    hits = op.Equal(
+        op.Unsqueeze(chosen, _ints(0)), op.Constant(value=onnx_ir.tensor(np.arange(experts)[:, None, None]))
+    )
     zero = op.CastLike(op.Constant(value_float=0.0), weights)
-    shares = op.ReduceSum(op.Where(hits, op.Unsqueeze(weights, _ints(2)), zero), _ints(1), keepdims=0)  # [n, E]
-    inner = _swiglu(op.MatMul(op.Unsqueeze(x, _ints(0)), gate_up), 2)  # [E, n, inner]
-    inner = op.Mul(inner, op.Unsqueeze(op.Transpose(shares, perm=[1, 0]), _ints(2)))
-    return op.ReduceSum(op.MatMul(inner, down), _ints(0), keepdims=0)
+    shares = op.ReduceSum(op.Where(hits, op.Unsqueeze(weights, _ints(0)), zero), _ints(2), keepdims=0)  # [E, n]
+    inner = op.MatMul(gate_up, op.Unsqueeze(op.Transpose(x, perm=[1, 0]), _ints(0)))  # [E, 2·inner, n]
+    gate, up = (op.Slice(inner, _ints(start), _ints(start + half), _ints(1)) for start in (0, half))
+    inner = op.Mul(op.Mul(op.Mul(gate, op.Sigmoid(gate)), up), op.Unsqueeze(shares, _ints(1)))
+    return op.Transpose(op.ReduceSum(op.MatMul(down, inner), _ints(0), keepdims=0), perm=[1, 0])
 
 
-def _swiglu(inner: Any, axis: int) -> Any:
-    gate, up = op.Split(inner, axis=axis, num_outputs=2)
-    return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
+def _node(kind: str, *inputs: Any, **attributes: Any) -> Any:
+    return getattr(op, kind)(*inputs, **attributes)
 
 
 def _ints(*values: int) -> Any:
