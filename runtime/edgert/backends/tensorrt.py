@@ -113,7 +113,7 @@ class TensorRTBackend:
         shapes = {cell: each.shape for cell, each in self._cells.items()}
         engine = self._open(DRAFTER_PLAN_NAME)
         weights = before - cuda.free_bytes()
-        return Drafter(engine, self._setup, shapes), weights
+        return Drafter(engine, self._setup, shapes, self._stream), weights
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -126,6 +126,8 @@ class TensorRTBackend:
         most = max(each.shape.tier for each in cells)
         tiers = np.arange(max(most, 0 if self._drafter is None else self._drafter.most_positions), dtype=np.int64)
         self._positions = cuda.DeviceMemory(tiers.nbytes)
+        if self._drafter is not None:
+            self._drafter.attach(self._scratch.address, self._positions.address)
         self._ring = Ring({each.cell: each.layout for each in cells})
         self._inputs = cuda.DeviceMemory(self._ring.input_bytes)
         self._outputs = cuda.DeviceMemory(self._ring.output_bytes)
@@ -153,20 +155,15 @@ class TensorRTBackend:
     def warm_up(self) -> None:
         self._usable()
         setup, started = self._setup, time.monotonic()
+        self._stream.zero(self._inputs.address, self._inputs.size)
         for cell in size_order(self._cells):
             each, began = self._cells[cell], time.monotonic()
-            each.context = self._engine.context(
-                each.profile,
-                self._engine.input_shapes(each.shape, setup.states),
-                self._scratch.address,
-                self._stream,
-            )
             self._bind(each, 0)
             self._run_engine(each)  # an all-idle step: compiles the kernels, leaves no trace
             self._stream.synchronize()
             each.jit_s = time.monotonic() - began
         if self._drafter is not None:
-            self._drafter.warm_up(self._stream, self._scratch.address, self._drafting_rows(), self._positions.address)
+            self._drafter.warm_up(self._drafting_rows())
         self._timings["compile_s"] = time.monotonic() - started
         self._setup.on_phase("compiled")
         self._store_caches()
@@ -202,8 +199,8 @@ class TensorRTBackend:
     def launch(self, step: StepInputs) -> Ticket:
         self._usable()
         each = self._cells.get(step.cell)
-        if each is None or each.context is None:
-            raise BackendError(f"{step.cell.label} cannot be launched: it is not a cell of this engine, or not warm")
+        if each is None:
+            raise BackendError(f"{step.cell.label} cannot be launched: it is not a cell of this engine")
         first, batch = step.first_slot, step.cell.batch
         if first < 0 or first + batch > self._setup.slots or (batch > 1 and first):
             raise BackendError(f"{step.cell.label} at slot {first} of {self._setup.slots}: no such place")
@@ -258,10 +255,13 @@ class TensorRTBackend:
             self._outputs.address + layout.outputs["new_length"].offset,
         )
         targets = [self._outputs.address + field.offset for field in layout.draft_fields(drafts)]
-        self._drafter.queue(self._stream, each.cell, first, self._drafting_rows(), lengths, targets)
+        self._drafter.queue(each.cell, first, self._drafting_rows(), lengths, targets)
 
     def _bind(self, each: _Cell, first: int) -> None:
-        """Addresses of every tensor; only the caches depend on the slot."""
+        """Addresses of every tensor; only the caches depend on the slot. Makes the context where there is none yet."""
+        if each.context is None:
+            shapes = self._engine.input_shapes(each.shape, self._setup.states)
+            each.context = self._engine.context(each.profile, shapes, self._scratch.address, self._stream)
         context = each.context
         if each.bound_slot is None:
             addresses = {"kv_positions": self._positions.address, "logits": self._logits.address}

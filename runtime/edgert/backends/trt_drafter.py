@@ -42,10 +42,11 @@ class _Pass:
 
 
 class Drafter:
-    """Opened beside the decoder's engine. `rows`: where the decoder leaves its rows; `positions`: 0, 1, ... there."""
+    """Opened beside the decoder's engine. shapes: of the decoder's profiles by cell."""
 
-    def __init__(self, engine: Engine, setup: Setup, shapes: Mapping[Cell, CellShape]) -> None:
-        self._engine, self._setup = engine, setup
+    def __init__(self, engine: Engine, setup: Setup, shapes: Mapping[Cell, CellShape], stream: cuda.Stream) -> None:
+        self._engine, self._setup, self._stream = engine, setup, stream
+        self._scratch = self._positions = 0
         missing = {*MTP_INPUTS, *MTP_OUTPUTS} - set(engine.names)
         if missing:
             raise ArtifactError(f"{PLAN_NAME} lacks {', '.join(sorted(missing))}", hint="rebuild the artifact")
@@ -95,46 +96,46 @@ class Drafter:
         """Cache positions that some pass reads."""
         return max(each.shape.tier for each in self._passes)
 
-    def warm_up(self, stream: cuda.Stream, scratch: int, rows: Rows, positions: int) -> None:
-        """Make the contexts on the shared scratch buffer and compile their kernels by idle passes."""
+    def attach(self, scratch: int, positions: int) -> None:
+        """Addresses of the scratch buffer that all engines share, and of the numbers 0, 1, ..."""
+        self._scratch, self._positions = scratch, positions
+
+    def warm_up(self, rows: Rows) -> None:
+        """Compile every kernel by idle passes."""
+        idle = (self._lengths[0].address,) * 2
         for each in sorted(self._passes, key=lambda each: -each.shape.batch * each.shape.rows):
             started = time.monotonic()
-            each.context = self._engine.context(
-                each.profile, self._engine.draft_input_shapes(each.shape, self._setup.draft_states), scratch, stream
-            )
-            each.context.set_tensor_address("kv_positions", positions)
-            lengths = (self._lengths[0].address,) * 2
-            self._run(stream, each, 0, rows, lengths, self._lengths[-1].address, self._draft.address)
-            stream.synchronize()
+            self._run(each, 0, rows, idle, self._lengths[-1].address, self._draft.address, self._pairs[0])
+            self._stream.synchronize()
             each.jit_s = time.monotonic() - started
 
-    def queue(
-        self, stream: cuda.Stream, cell: Cell, first: int, rows: Rows, lengths: tuple[int, int], drafts: Sequence[int]
-    ) -> None:
+    def queue(self, cell: Cell, first: int, rows: Rows, lengths: tuple[int, int], drafts: Sequence[int]) -> None:
         """Queue the passes that follow a step of `cell`: one for each address in `drafts` [B], at least one.
 
-        lengths: addresses of the positions [B] before and after the step.
+        rows: where the decoder left its rows. lengths: addresses of the positions [B] before and after the step.
         """
         before, after = lengths
         each = self._first[cell]
         for place, draft in enumerate(drafts or (self._draft.address,)):
-            following = self._lengths[place].address
-            self._run(stream, each, first, rows, (before, after), following, draft, self._pairs[place % 2])
-            rows, before, after = self._pairs[place % 2], after, following
+            following, left = self._lengths[place].address, self._pairs[place % 2]
+            self._run(each, first, rows, (before, after), following, draft, left)
+            rows, before, after = left, after, following
             each = self._chained.get(cell, each)
 
     def _run(
         self,
-        stream: cuda.Stream,
         each: _Pass,
         first: int,
         rows: Rows,
         lengths: tuple[int, int],
         following: int,
         draft: int,
-        left: Rows | None = None,
+        left: Rows,
     ) -> None:
-        context, left = each.context, left or self._pairs[0]
+        if each.context is None:
+            shapes = self._engine.draft_input_shapes(each.shape, self._setup.draft_states)
+            each.context = self._engine.context(each.profile, shapes, self._scratch, self._stream)
+            each.context.set_tensor_address("kv_positions", self._positions)
         addresses = {
             "embedding": rows.embedding,
             "hidden": rows.hidden,
@@ -146,11 +147,11 @@ class Drafter:
             "next_length": following,
         }
         for name, address in addresses.items():
-            context.set_tensor_address(name, address)
-        self._states.bind(context, first)
-        if not context.execute_async_v3(stream.handle):
+            each.context.set_tensor_address(name, address)
+        self._states.bind(each.context, first)
+        if not each.context.execute_async_v3(self._stream.handle):
             raise BackendError(f"drafting: TensorRT refused to run: {self._engine.log.last()}")
-        self._states.settle(stream, first, each.shape.batch)
+        self._states.settle(self._stream, first, each.shape.batch)
 
     def bytes_by_label(self) -> dict[str, int]:
         return self._states.bytes_by_label()
