@@ -17,7 +17,9 @@ from edgebuild.models.config import ModelConfig
 from edgebuild.train.forward import load_frozen, new_cache, one_more, whole
 from edgebuild.train.generate import encode_prompts, generate
 from edgebuild.train.prompts import TASKS, Prompt, built_in, read_prompts, split_own
-from edgebuild.train.trainer import Settings, start_module, train
+from edgebuild.train.progress import Settings
+from edgebuild.train.learner import Recipe, start_module
+from edgebuild.train.trainer import train
 from edgebuild.train.unroll import Batch, correct_guesses, unroll, walk
 from toy_mtp import NaiveMtp
 
@@ -117,7 +119,7 @@ def test_unrolled_passes_equal_the_naive_module_in_a_chain(model: Path) -> None:
             expected = naive.rows(rows)[-1]
             assert abs(passes[turn][place] - expected).max() < 1e-3, (place, turn)
             rows.append((naive.embedding[tokens[place + turn + 2]], expected))
-    correct = correct_guesses(mtp, decoder, batch, 3)
+    (correct,) = correct_guesses(mtp, decoder, batch, 3)
     assert correct.shape == (3, 1, 10)
     assert not correct[:, 0, :2].any()  # nothing is drafted inside the prompt
 

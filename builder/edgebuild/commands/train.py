@@ -42,14 +42,17 @@ def train_mtp(
     from edgebuild.checkpoint import open_checkpoint
     from edgebuild.drafter import write_sidecar
     from edgebuild.train.card import card_text, describe
-    from edgebuild.train.prompts import built_in, read_prompts, split_own
-    from edgebuild.train.trainer import Settings, train
+    from edgebuild.train.progress import Settings
+    from edgebuild.train.prompts import built_in, openings, read_prompts, split_own
+    from edgebuild.train.trainer import train
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = open_checkpoint(model)
+    beginnings = []
     if prompt_file is None:
         prompts = built_in("train", per_task, seed=seed)
+        beginnings = openings(per_task, seed=seed)
         held = max(4, min(60, per_task // 10))
         held_out = {"held_out": built_in("held_out", held, seed=seed), "new_kinds": built_in("new", held, seed=seed)}
     else:
@@ -63,11 +66,12 @@ def train_mtp(
         held_out,
         settings,
         device=torch.device(device),
+        openings=beginnings,
         state_path=output.with_name(output.name + ".state"),
         resume=resume,
         log=lambda line: click.echo(line, err=True),
     )
-    card = describe(trained, checkpoint, device, len(prompts))
+    card = describe(trained, checkpoint, device)
     size = write_sidecar(output, trained.mtp, trained.draft_tokens, card)
     output.with_suffix(".md").write_text(card_text(output.name, card, size), encoding="utf-8")
     if report is not None:

@@ -11,10 +11,10 @@ import torch
 
 from edgebuild import __version__
 from edgebuild.checkpoint import Checkpoint
-from edgebuild.train.trainer import Trained, table
+from edgebuild.train.trainer import Trained, table_of
 
 
-def describe(trained: Trained, checkpoint: Checkpoint, device: str, prompts: int) -> dict[str, Any]:
+def describe(trained: Trained, checkpoint: Checkpoint, device: str) -> dict[str, Any]:
     """Model, device, versions, settings, amounts and acceptance of a run. No path, no date."""
     progress = trained.progress
     name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
@@ -23,13 +23,13 @@ def describe(trained: Trained, checkpoint: Checkpoint, device: str, prompts: int
         "device": name,
         "versions": {"edgebuild": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "settings": asdict(progress.settings),
-        "prompts": prompts,
+        "prompts": len({sample.ids[: sample.start] for sample in progress.samples}),
         "answers": len(progress.samples),
         "answer_tokens": sum(len(sample.ids) - sample.start for sample in progress.samples),
         "steps": progress.step,
         "seconds": {"generation": round(progress.generated_s, 1), "training": round(progress.trained_s, 1)},
-        "draft_length": progress.settings.depth,
-        "acceptance": table(trained.acceptance),
+        "draft_length": progress.settings.recipe.depth,
+        "acceptance": table_of(trained.acceptance),
     }
 
 
@@ -45,10 +45,10 @@ def card_text(file_name: str, card: Mapping[str, Any], size: int) -> str:
         "",
         f"Trained by `edgebuild train-mtp` {card['versions']['edgebuild']} on {card['device']} "
         f"(torch {card['versions']['torch']}): the model, frozen, wrote {card['answers']:,} answers "
-        f"({card['answer_tokens']:,} tokens) to {card['prompts']:,} built-in or given prompts at temperatures "
-        f"{', '.join(str(t) for t in settings['temperatures'])} in {seconds['generation']:.0f} s; then "
+        f"({card['answer_tokens']:,} tokens) to {card['prompts']:,} prompts (built-in or given ones, and its own) at "
+        f"temperatures {', '.join(str(t) for t in settings['temperatures'])} in {seconds['generation']:.0f} s; then "
         f"{card['steps']:,} steps of {settings['batch']} sequences in {seconds['training']:.0f} s, a chain of "
-        f"{settings['depth']} unrolled, against the model's own distribution.",
+        f"{settings['recipe']['depth']} unrolled, against the model's own distribution.",
         "",
         f"Greedy acceptance at draft length {card['draft_length']}, each position given the one before; mean accepted "
         "length with the bonus token. `held_out`: kinds of prompts that were trained on, about other things; "

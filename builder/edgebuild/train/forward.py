@@ -28,6 +28,12 @@ class Cache:
     keys: list[Tensor]
     values: list[Tensor]
 
+    def keep(self, rows: Tensor) -> None:
+        """Drop every sequence but `rows` [n]."""
+        for tensors in (self.keys, self.values):
+            for index, tensor in enumerate(tensors):
+                tensors[index] = tensor[rows]
+
 
 def load_frozen(checkpoint: Checkpoint, positions: int, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The model on `device`, for `positions` tokens a sequence. Raises CheckpointError for a model not all dense."""
@@ -102,7 +108,7 @@ def one_more(decoder: Decoder, tokens: Tensor, positions: Tensor, cache: Cache, 
     """One token for each sequence, at its own position [B]; reads the first `width` cache positions. Hidden [B, H]."""
     batch = tokens.shape[0]
     cos, sin = decoder.rope_cos[positions][:, None, None], decoder.rope_sin[positions][:, None, None]
-    visible = (torch.arange(width, device=tokens.device) <= positions[:, None])[:, None, None]
+    future = (torch.arange(width, device=tokens.device) > positions[:, None])[:, None, None]
     at = torch.arange(batch, device=tokens.device)
     x = F.embedding(tokens, decoder.model.embed_tokens.weight)[:, None]
     for index, layer in enumerate(dense_layers(decoder)):
@@ -110,11 +116,12 @@ def one_more(decoder: Decoder, tokens: Tensor, positions: Tensor, cache: Cache, 
         query, key, value = split_heads(attention, layer.input_layernorm(x), cos, sin)
         cache.keys[index][at, :, positions] = key[:, :, 0]
         cache.values[index][at, :, positions] = value[:, :, 0]
-        # the query heads that share a KV head become rows of one product
-        folded = query.view(batch, attention.kv_heads, -1, attention.head_dim)
-        mixed = F.scaled_dot_product_attention(
-            folded, cache.keys[index][:, :, :width], cache.values[index][:, :, :width], attn_mask=visible
-        )
+        # the query heads that share a KV head become rows of one product; written out, because the fused kernel is
+        # several times slower with a mask over thousands of short caches
+        folded = query.view(batch, attention.kv_heads, -1, attention.head_dim) * attention.head_dim**-0.5
+        scores = folded @ cache.keys[index][:, :, :width].transpose(-1, -2)
+        weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
+        mixed = weights @ cache.values[index][:, :, :width]
         x = feed_forward(layer, x + join_heads(attention, mixed.reshape(query.shape)))
     normed: Tensor = decoder.model.norm(x)
     return normed[:, 0]

@@ -6,8 +6,10 @@ prompt (chat prompts hold such tokens too), or after `max_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from edgert.text import TextCodec
@@ -20,6 +22,8 @@ from edgebuild.train.forward import new_cache, one_more, whole
 from edgebuild.train.prompts import Prompt
 
 _WIDTH_STEP = 32  # cache positions read are a multiple of this
+_LOOK_EVERY = 16  # tokens between two looks at which answers have ended
+_NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,25 @@ class Sample:
     start: int
 
 
+def pack(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Samples as a few tensors, for a file: millions of numbers one by one take minutes to read."""
+    return {
+        "tasks": [sample.task for sample in samples],
+        "ids": torch.tensor([token for sample in samples for token in sample.ids], dtype=torch.int32),
+        "lengths": torch.tensor([len(sample.ids) for sample in samples], dtype=torch.int32),
+        "starts": torch.tensor([sample.start for sample in samples], dtype=torch.int32),
+    }
+
+
+def unpack(packed: Mapping[str, Any]) -> list[Sample]:
+    """What `pack` was given."""
+    ids, samples, first = packed["ids"].tolist(), [], 0
+    for task, length, start in zip(packed["tasks"], packed["lengths"].tolist(), packed["starts"].tolist(), strict=True):
+        samples.append(Sample(task, tuple(ids[first : first + length]), start))
+        first += length
+    return samples
+
+
 @dataclass(frozen=True)
 class Encoded:
     task: str
@@ -39,18 +62,7 @@ class Encoded:
 
 def encode_prompts(checkpoint: Checkpoint, prompts: Sequence[Prompt], longest: int) -> list[Encoded]:
     """Prompts as ids, through the chat template where there is one; those longer than `longest` tokens are dropped."""
-    files = checkpoint.tokenizer
-    tokenizer = Tokenizer.from_str(files.tokenizer_json)
-
-    def spelling(token: int | None) -> str:
-        return "" if token is None else tokenizer.id_to_token(token) or ""
-
-    codec = TextCodec(
-        tokenizer,
-        chat_template=files.chat_template,
-        bos_token=spelling(files.bos_token_id),
-        eos_token=spelling(files.eos_token_ids[0] if files.eos_token_ids else None),
-    )
+    codec = _codec(checkpoint)
     encoded = []
     for prompt in prompts:
         if codec.has_chat_template:
@@ -61,6 +73,53 @@ def encode_prompts(checkpoint: Checkpoint, prompts: Sequence[Prompt], longest: i
         if 0 < len(ids) <= longest:
             encoded.append(Encoded(prompt.task, tuple(ids)))
     return encoded
+
+
+def go_on(
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    openings: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    batch: int,
+    seed: int,
+) -> list[Prompt]:
+    """Prompts whose ends the model writes, at temperature 1, inside the user's turn; what does not end is left out.
+
+    What a user may ask is wider than any list of fillings, and a chat model has seen it.
+    """
+    codec = _codec(checkpoint)
+    if not codec.has_chat_template:
+        return []
+    encoded = []
+    for opening in openings:
+        text = codec.render_chat([{"role": "user", "content": opening.text}], add_generation_prompt=False)
+        before = text[: text.rindex(opening.text) + len(opening.text)]
+        encoded.append(Encoded(opening.task, tuple(codec.encode(before, add_special=False))))
+    eos = set(checkpoint.tokenizer.eos_token_ids)
+    written = generate(decoder, encoded, temperature=1.0, max_tokens=max_tokens, eos=tuple(eos), batch=batch, seed=seed)
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json)
+    prompts = []
+    for opening, sample in zip(openings, written, strict=True):
+        answer = sample.ids[sample.start :]
+        if len(answer) > 1 and answer[-1] in eos:
+            prompts.append(Prompt(opening.task, opening.text + tokenizer.decode(list(answer[:-1])).rstrip()))
+    return list(dict.fromkeys(prompts))
+
+
+def _codec(checkpoint: Checkpoint) -> TextCodec:
+    files = checkpoint.tokenizer
+    tokenizer = Tokenizer.from_str(files.tokenizer_json)
+
+    def spelling(token: int | None) -> str:
+        return "" if token is None else tokenizer.id_to_token(token) or ""
+
+    return TextCodec(
+        tokenizer,
+        chat_template=files.chat_template,
+        bos_token=spelling(files.bos_token_id),
+        eos_token=spelling(files.eos_token_ids[0] if files.eos_token_ids else None),
+    )
 
 
 @torch.no_grad()
@@ -75,16 +134,23 @@ def generate(
     seed: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
-    """One answer for each prompt, in order; fewer when `stop` says so after a batch. temperature 0 = greedy."""
-    samples: list[Sample] = []
-    for first in range(0, len(prompts), batch):
-        if first and stop():
+    """One answer for each prompt, in order; when `stop` says so after a batch, only what was answered by then.
+
+    A batch holds prompts of like length; batches come in random order. temperature 0 = greedy.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
+    parts = [order[first : first + batch] for first in range(0, len(order), batch)]
+    random.Random(seed).shuffle(parts)
+    samples: dict[int, Sample] = {}
+    for number, part in enumerate(parts):
+        if number and stop():
             break
-        part = prompts[first : first + batch]
-        answers = _answers(decoder, [each.ids for each in part], temperature, max_tokens, eos, seed + first)
-        for prompt, answer in zip(part, answers, strict=True):
-            samples.append(Sample(prompt.task, (*prompt.ids, *answer), len(prompt.ids)))
-    return samples
+        ids = [prompts[index].ids for index in part]
+        answers = _answers(decoder, ids, temperature, max_tokens, eos, seed + number)
+        for index, answer in zip(part, answers, strict=True):
+            prompt = prompts[index]
+            samples[index] = Sample(prompt.task, (*prompt.ids, *answer), len(prompt.ids))
+    return [samples[index] for index in sorted(samples)]
 
 
 def _answers(
@@ -106,18 +172,24 @@ def _answers(
     hidden = whole(decoder, tokens.to(device), cache)[torch.arange(len(prompts), device=device), lengths - 1]
     generator = torch.Generator(device=device).manual_seed(seed)
     ends = torch.tensor(sorted(eos), device=device, dtype=torch.int64)
+    answers = torch.full((len(prompts), max_tokens), _NOTHING, dtype=torch.int64, device=device)
+    rows = torch.arange(len(prompts), device=device)  # the answers still being written
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    written: list[Tensor] = []
     for count in range(max_tokens):
         token = _pick(decoder, hidden, temperature, generator)
-        written.append(token)
-        alive = alive & ~torch.isin(token, ends)
-        if count % 16 == 15 and not bool(alive.any()):
-            break
+        answers[rows, count] = token
+        alive &= ~torch.isin(token, ends)
+        if count % _LOOK_EVERY == _LOOK_EVERY - 1:
+            left = int(alive.sum())
+            if left == 0:
+                break
+            if left < 0.75 * len(rows):
+                kept = alive.nonzero()[:, 0]
+                cache.keep(kept)
+                rows, token, alive, lengths = rows[kept], token[kept], alive[kept], lengths[kept]
         width = min(capacity, -(-(longest + count + 1) // _WIDTH_STEP) * _WIDTH_STEP)
         hidden = one_more(decoder, token, lengths + count, cache, width)
-    answers = torch.stack(written, 1).tolist()
-    return [_until_end(answer, set(eos)) for answer in answers]
+    return [_until_end(answer, set(eos)) for answer in answers.tolist()]
 
 
 def _pick(decoder: Decoder, hidden: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -132,4 +204,6 @@ def _until_end(answer: list[int], eos: set[int]) -> list[int]:
     for place, token in enumerate(answer):
         if token in eos:
             return answer[: place + 1]
+        if token == _NOTHING:
+            return answer[:place]
     return answer

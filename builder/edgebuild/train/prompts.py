@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +46,32 @@ def built_in(part: Part, per_task: int, *, seed: int = 0) -> list[Prompt]:
         prompts += [Prompt(task, text) for text in found]
     rng.shuffle(prompts)
     return prompts
+
+
+def openings(per_task: int, *, seed: int = 0) -> list[Prompt]:
+    """Beginnings of training prompts, cut where something would be filled in: for the model to go on with."""
+    rng = random.Random(f"{seed}/openings")
+    found: list[Prompt] = []
+    for task in TASKS:
+        templates = [template for template in TEMPLATES[task][:-_NEW_TEMPLATES] if template.rfind("{") > 0]
+        for _ in range(per_task):
+            template = rng.choice(templates)
+            places = [place for place, letter in enumerate(template) if letter == "{" and place]
+            found.append(Prompt(task, _fill(template[: rng.choice(places)], "train", rng).rstrip()))
+    rng.shuffle(found)
+    return found
+
+
+def names_held_out(text: str) -> bool:
+    """Whether a text names, in any case, something that only held-out prompts may name."""
+    return _held_out_names().search(text) is not None
+
+
+@cache
+def _held_out_names() -> re.Pattern[str]:
+    held = {entry.lower() for name in FILLINGS for entry in _entries(name, "held_out")}
+    shared = {entry.lower() for name in FILLINGS for entry in _entries(name, "train")}
+    return re.compile(r"\b(?:" + "|".join(re.escape(entry) for entry in sorted(held - shared)) + r")\b", re.IGNORECASE)
 
 
 def read_prompts(path: Path) -> list[Prompt]:

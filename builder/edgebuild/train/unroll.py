@@ -79,41 +79,22 @@ def drafting_rows(batch: Batch, turn: int) -> Tensor:
     return (place >= batch.start[:, None] - 1) & (place + turn + 2 < batch.length[:, None])
 
 
-@dataclass(frozen=True)
-class Loss:
-    """total: what is minimised. agreement: per pass, how often the best guess is the model's best token."""
-
-    total: Tensor
-    agreement: tuple[float, ...]
-
-
-def chain_loss(mtp: Mtp, decoder: Decoder, batch: Batch, depth: int, hard: float) -> Loss:
-    """Cross entropy against the model's own distribution, plus `hard` times that against its best token."""
-    total = torch.zeros((), device=batch.tokens.device)
-    agreement: list[Tensor] = []
-    for turn, rows in enumerate(unroll(mtp, decoder, batch, depth)):
-        chosen = drafting_rows(batch, turn)
-        with torch.no_grad():
-            ahead = F.pad(batch.hidden[:, turn + 1 :], (0, 0, 0, turn + 1))[chosen]
-            teacher = decoder.head(ahead)[:, : decoder.token_limit].float()
-            best = teacher.argmax(-1)
-            soft = teacher.softmax(-1)
-        student = decoder.head(rows[chosen])[:, : decoder.token_limit].float()
-        total = total + (1 + hard) * student.logsumexp(-1).mean()
-        total = total - (soft * student).sum(-1).mean() - hard * student.gather(-1, best[:, None]).mean()
-        agreement.append((student.detach().argmax(-1) == best).float().mean())
-    return Loss(total / depth, tuple(torch.stack(agreement).tolist()))
-
-
 @torch.no_grad()
-def correct_guesses(mtp: Mtp, decoder: Decoder, batch: Batch, depth: int) -> Tensor:
-    """bool [depth, B, L]: whether each pass, fed the true tokens before, guesses the token that came."""
-    found = []
+def correct_guesses(
+    mtp: Mtp, decoder: Decoder, batch: Batch, depth: int, allowed: Sequence[Tensor | None] = (None,)
+) -> list[Tensor]:
+    """Whether each pass, fed the true tokens before, guesses the token that came: bool [depth, B, L].
+
+    One tensor for each entry of `allowed`, the ids that may be guessed; None: every one.
+    """
+    found: list[list[Tensor]] = [[] for _ in allowed]
     for turn, rows in enumerate(unroll(mtp, decoder, batch, depth)):
-        guess = decoder.head(rows)[..., : decoder.token_limit].argmax(-1)
+        logits = decoder.head(rows)[..., : decoder.token_limit]
         truth = F.pad(batch.tokens[:, turn + 2 :], (0, turn + 2), value=-1)
-        found.append((guess == truth) & drafting_rows(batch, turn))
-    return torch.stack(found)
+        for passes, ids in zip(found, allowed, strict=True):
+            guess = logits.argmax(-1) if ids is None else ids[logits[..., ids].argmax(-1)]
+            passes.append((guess == truth) & drafting_rows(batch, turn))
+    return [torch.stack(passes) for passes in found]
 
 
 @dataclass(frozen=True)
