@@ -192,6 +192,7 @@ def load_of(limits: Limits, prefilling: Sequence[Prefilling], ready: Sequence[De
         waiting=crowd.waiting,
         backlog_tokens=crowd.waiting_tokens + sum(each.remaining for each in prefilling),
         oldest_ms=crowd.oldest_ms,
+        remaining=min((each.remaining for each in prefilling), default=0),
         prompt_end=max((each.launched + min(largest, each.remaining) for each in prefilling), default=0),
         length=max((each.launched_length for each in ready), default=0),
         slots=crowd.slots,

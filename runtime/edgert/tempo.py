@@ -18,8 +18,8 @@ from edgert.policy import Ratio, decode_steps_per_chunk
 GAP_MARGIN = 0.9
 # Pressure begins where the time to the first token is predicted to reach this share of its target, and ends below that.
 PRESSED_FROM, PRESSED_UNTIL = 1.0, 0.5
-# A smaller chunk may cost this much more of a prefill-and-decode cycle than the largest; for that the gap shrinks.
-FINER = 0.03
+# A smaller chunk may put the next prompt's first token off by this share; for that the gap shrinks.
+FINER = 0.01
 # Chunks that prefill at less than this share of the largest one's speed are never chosen for the gap's sake.
 LEAST_SPEED = 0.5
 
@@ -76,6 +76,7 @@ class Load:
     decoding, prefilling, waiting   requests that yield tokens, that read their prompt, and that have no slot
     backlog_tokens   prompt tokens that are not launched, of requests with and without a slot
     oldest_ms        how long ago the oldest request without a first token arrived
+    remaining        prompt tokens to go of the prompt that is nearest to its end
     prompt_end       position where a chunk of the largest size would end in the prompt that is furthest
     length           positions of the longest decoding sequence
     slots, active_slots   slots for sequences, and those that the guards let be active
@@ -86,6 +87,7 @@ class Load:
     waiting: int = 0
     backlog_tokens: int = 0
     oldest_ms: float = 0.0
+    remaining: int = 0
     prompt_end: int = 0
     length: int = 0
     slots: int = 1
@@ -134,13 +136,16 @@ def owed(rules: Rules, tempo: Tempo, chunk_rows: int, load: Load) -> int:
 
     At least one for every decoding stream, so that the longest gap is one chunk and one step.
     """
-    least = rules.rounds(load.decoding)
     if not rules.adaptive or not chunk_rows:
-        return max(least, tempo.steps)
+        return max(rules.rounds(load.decoding), tempo.steps)
+    return _owed(rules, tempo.steps, chunk_rows, load)
+
+
+def _owed(rules: Rules, steps: int, chunk_rows: int, load: Load) -> int:
     largest = rules.chunks[-1]
     part, whole = (rules.chunk_ms(rows, load.prompt_end) for rows in (chunk_rows, largest))
     share = chunk_rows / largest if part is None or not whole else part / whole
-    return max(least, round(tempo.steps * min(1.0, share)))
+    return max(rules.rounds(load.decoding), round(steps * min(1.0, share)))
 
 
 def _cooled(value: int, load: Load) -> int:
@@ -181,18 +186,24 @@ def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pr
     if step is None or whole is None:
         return largest
     rows = largest
-    cycle = whole + steps * step
-    for size in rules.chunks:
-        part = rules.chunk_ms(size, load.prompt_end)
-        if part is None or size >= largest:
-            continue
-        pieces = largest / size
-        if not pressed and pieces * part + max(steps, pieces) * step <= (1 + FINER) * cycle:
-            rows = size
-            break
+    if not pressed:
+        allowed = _read_ms(rules, load, largest, steps, step) * (1 + FINER)
+        rows = next(
+            size for size in rules.chunks if size == largest or _read_ms(rules, load, size, steps, step) <= allowed
+        )
     if rules.targets.itl_ms is None:
         return rows
     return _within_gap(rules, load, before, rows, step, whole / largest)
+
+
+def _read_ms(rules: Rules, load: Load, rows: int, steps: int, step_ms: float) -> float:
+    """Until the next prompt is read in chunks of `rows` and a smaller one for its tail, with the steps owed between."""
+    full, tail = divmod(load.remaining, rows)
+    chunk = rules.chunk_ms(rows, load.prompt_end) or 0.0
+    last = next(size for size in rules.chunks if size >= tail) if tail else 0
+    last_ms = rules.chunk_ms(last, load.prompt_end) or 0.0 if last else 0.0
+    between = full if tail else full - 1
+    return full * chunk + last_ms + max(0, between) * _owed(rules, steps, rows, load) * step_ms
 
 
 def _within_gap(rules: Rules, load: Load, before: Tempo, rows: int, step: float, best_ms: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgert.cells import Cell
+from edgert.costs import StepCosts
 from edgert.errors import ConfigError
 from edgert.handles import Completion, Handle
 from edgert.loading import Runtime
@@ -18,6 +20,7 @@ from edgert.policy import PATIENCE, Ratio
 from edgert.requests import Request
 from edgert.sampling import SamplingParams
 from edgert.scheduler import Limits
+from edgert.tempo import Targets
 from edgert.worker import Worker
 from fakes import VOCABULARY, FakeBackend, make_cells, make_runtime, reference
 from hypothesis import given, settings
@@ -110,6 +113,15 @@ class Lookup:
         return drafts if right else [(token + 1) % VOCABULARY for token in drafts]
 
 
+def under(policy: str, limits: Limits) -> Limits:
+    """The limits with what the tempo goes by. "tight gap": a target that only the smallest chunk keeps."""
+    if policy in ("fixed", "by rows"):
+        return dataclasses.replace(limits, adaptive=policy != "fixed")
+    cells = {cell: (1.0 * cell.query_rows + cell.batch,) for cell in limits.cells}
+    costs = StepCosts("measured", "made up", "fake", "1", "", "tier", 0, 0.0, cells)
+    return dataclasses.replace(limits, costs=costs, targets=Targets(50.0, 8.0 if policy == "tight gap" else None))
+
+
 params_strategy = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 40),
@@ -142,6 +154,7 @@ arrivals_strategy = st.lists(
     chunked=st.booleans(),
     drafting=st.sampled_from(["none", "right", "wrong", "mixed"]),
     eos=st.sampled_from([(), (3,), (3, 17, 40)]),
+    policy=st.sampled_from(["fixed", "by rows", "by costs", "tight gap"]),
 )
 def test_any_traffic_gives_each_request_what_it_gets_alone(
     arrivals: list[Any],
@@ -152,6 +165,7 @@ def test_any_traffic_gives_each_request_what_it_gets_alone(
     chunked: bool,
     drafting: str,
     eos: tuple[int, ...],
+    policy: str,
 ) -> None:
     drafter = None
     if drafting != "none":
@@ -166,7 +180,7 @@ def test_any_traffic_gives_each_request_what_it_gets_alone(
         eos=eos,
         drafter=drafter,
     )
-    trace = Trace(runtime)
+    trace = Trace(dataclasses.replace(runtime, limits=under(policy, runtime.limits)))
     events: list[tuple[int, Any]] = []
     cancelled: set[int] = set()
 

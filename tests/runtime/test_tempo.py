@@ -1,0 +1,172 @@
+"""The tempo by property: bounded, steady, and what it promises about gaps, heat and pressure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from edgert.cells import Cell
+from edgert.costs import StepCosts
+from edgert.policy import Ratio
+from edgert.tempo import GAP_MARGIN, LEAST_SPEED, Load, Rules, Targets, Tempo, decide, first_tempo, owed
+from hypothesis import given
+from hypothesis import strategies as st
+
+CHUNKS = (16, 64, 128, 512)
+TIERS = (512, 2048)
+
+
+def table(launch_ms: float, row_ms: float, draft_ms: float = 0.5) -> StepCosts:
+    cells = {Cell("prefill", 1, rows, tier): (launch_ms + row_ms * rows * (1 + tier / 8192),)
+             for rows in CHUNKS for tier in TIERS}  # fmt: skip
+    for batch in (1, 2, 4):
+        for tier in TIERS:
+            plain = launch_ms + batch * (0.2 + tier / 4096)
+            cells[Cell("decode", batch, 1, tier)] = tuple(plain + k * draft_ms * batch for k in range(4))
+    return StepCosts("measured", "made up", "fake", "1", "", "tier", 0, 0.0, cells)
+
+
+costs_strategy = st.one_of(st.none(), st.builds(table, st.floats(0.5, 50), st.floats(0.01, 2)))
+targets_strategy = st.builds(
+    Targets, st.one_of(st.none(), st.floats(1, 10_000)), st.one_of(st.none(), st.floats(1, 2000))
+)
+rules_strategy = st.builds(
+    Rules,
+    chunks=st.just(CHUNKS),
+    batches=st.sampled_from([(1, 2, 4), (1,), (1, 2)]),
+    adaptive=st.sampled_from([True, True, True, False]),
+    ratio=st.sampled_from([Ratio(), Ratio(1, 2, 3), Ratio(5, 5, 5)]),
+    draft_length=st.integers(0, 3),
+    costs=costs_strategy,
+    targets=targets_strategy,
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Load:
+    slots = draw(st.integers(1, 8))
+    prefilling = draw(st.integers(0, slots))
+    remaining = draw(st.integers(1, 2048)) if prefilling else 0
+    return Load(
+        decoding=draw(st.integers(0, slots - prefilling)),
+        prefilling=prefilling,
+        waiting=draw(st.integers(0, 5)),
+        backlog_tokens=remaining * prefilling + draw(st.integers(0, 5000)),
+        oldest_ms=draw(st.floats(0, 20_000)),
+        remaining=remaining,
+        prompt_end=draw(st.integers(0, 2048)),
+        length=draw(st.integers(0, 2048)),
+        slots=slots,
+        active_slots=draw(st.integers(1, slots)),
+    )
+
+
+tempos = st.builds(Tempo, st.sampled_from(CHUNKS), st.integers(1, 8), st.integers(0, 3), st.booleans())
+
+
+@given(rules_strategy, loads(), tempos)
+def test_a_decision_stays_within_what_is_captured_and_configured_and_stands(
+    rules: Rules, load: Load, before: Tempo
+) -> None:
+    tempo = decide(rules, load, before)
+    assert tempo.chunk_rows in CHUNKS
+    assert rules.ratio.low <= tempo.steps <= rules.ratio.base
+    assert min(1, rules.draft_length) <= tempo.drafts <= rules.draft_length
+    assert decide(rules, load, tempo) == tempo
+    for rows in (0, *CHUNKS):
+        due = owed(rules, tempo, rows, load)
+        assert rules.rounds(load.decoding) <= due <= max(rules.rounds(load.decoding), tempo.steps)
+    if not rules.adaptive:
+        assert tempo == Tempo(CHUNKS[-1], rules.ratio.base, rules.draft_length)
+
+
+@given(rules_strategy, loads(), tempos)
+def test_the_largest_chunk_runs_where_nothing_decodes_and_the_device_is_cool(
+    rules: Rules, load: Load, before: Tempo
+) -> None:
+    cool = replace(load, active_slots=load.slots, decoding=0)
+    assert decide(rules, cool, before).chunk_rows == CHUNKS[-1]
+
+
+@given(rules_strategy, loads(), tempos)
+def test_a_gap_target_that_a_chunk_can_keep_is_kept(rules: Rules, load: Load, before: Tempo) -> None:
+    target = rules.targets.itl_ms
+    step = rules.decode_ms(load.decoding, load.length)
+    if not rules.adaptive or target is None or step is None or not load.decoding or not load.prefilling:
+        return
+    tempo = decide(rules, load, before)
+    whole = rules.chunk_ms(CHUNKS[-1], load.prompt_end)
+    assert whole is not None
+
+    def keeps(rows: int) -> bool:
+        part = rules.chunk_ms(rows, load.prompt_end)
+        assert part is not None
+        return part + step <= target * GAP_MARGIN and whole / CHUNKS[-1] >= LEAST_SPEED * part / rows
+
+    chosen = rules.chunk_ms(tempo.chunk_rows, load.prompt_end)
+    assert chosen is not None
+    if load.active_slots == load.slots and any(keeps(rows) for rows in CHUNKS):
+        assert chosen + step <= target
+    if chosen + step <= target and tempo.drafts > 1:
+        drafted = rules.decode_ms(load.decoding, load.length, tempo.drafts)
+        assert drafted is not None
+        assert chosen + drafted <= target
+
+
+@given(rules_strategy, loads(), tempos)
+def test_heat_never_means_larger_chunks_or_more_drafts(rules: Rules, load: Load, before: Tempo) -> None:
+    calm = Targets(rules.targets.ttft_ms, None)
+    before = replace(before, chunk_rows=CHUNKS[-1])
+    idle = replace(load, decoding=0)
+    sizes = []
+    for active in range(1, load.slots + 1):
+        tempo = decide(replace(rules, targets=calm), replace(idle, active_slots=active), before)
+        sizes.append((tempo.chunk_rows, tempo.drafts))
+    assert sizes == sorted(sizes)
+
+
+@given(rules_strategy, loads(), tempos, st.integers(0, 5000))
+def test_more_pressure_never_means_more_decode_steps(rules: Rules, load: Load, before: Tempo, more: int) -> None:
+    busier = replace(load, backlog_tokens=load.backlog_tokens + more, waiting=load.waiting + bool(more))
+    calm, busy = decide(rules, load, before), decide(rules, busier, before)
+    if load.decoding and load.prefilling:
+        assert busy.steps <= calm.steps
+    assert busy.pressed or not calm.pressed
+
+
+def test_a_chunk_grows_again_only_with_room_to_spare() -> None:
+    costs = table(1.0, 0.1)
+    load = Load(decoding=1, prefilling=1, backlog_tokens=4000, remaining=4000, prompt_end=500, length=100)
+    rules = Rules(CHUNKS, costs=costs, ratio=Ratio(8, 8, 8))
+    whole, step = rules.chunk_ms(512, 500), rules.decode_ms(1, 100)
+    assert whole is not None
+    assert step is not None
+    near = replace(rules, targets=Targets(None, (whole + step) * 1.01))
+    assert decide(near, load, Tempo(512, 8, 0)).chunk_rows == 512
+    assert decide(near, load, Tempo(128, 8, 0)).chunk_rows == 128
+    wide = replace(rules, targets=Targets(None, (whole + step) * 1.2))
+    assert decide(wide, load, Tempo(128, 8, 0)).chunk_rows == 512
+
+
+def test_pressure_ends_well_below_where_it_began() -> None:
+    rules = Rules(CHUNKS, costs=table(1.0, 0.1), targets=Targets(1000.0, None))
+    late = Load(decoding=1, prefilling=1, backlog_tokens=100, remaining=100, prompt_end=100, length=100, oldest_ms=1200)
+    pressed = decide(rules, late, first_tempo(rules))
+    assert pressed.pressed
+    assert pressed.steps == rules.ratio.low
+    easier = replace(late, oldest_ms=700.0)
+    assert decide(rules, easier, pressed).pressed
+    assert not decide(rules, easier, first_tempo(rules)).pressed
+    assert not decide(rules, replace(late, oldest_ms=300.0), pressed).pressed
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(512, 8), (128, 2), (16, 1), (0, 8)])
+def test_a_small_chunk_owes_its_share_of_the_steps(rows: int, steps: int) -> None:
+    rules = Rules(CHUNKS, batches=(1, 2, 4), ratio=Ratio(4, 8, 8))
+    assert owed(rules, Tempo(512, 8, 0), rows, Load(decoding=3)) == steps
+    assert owed(replace(rules, adaptive=False), Tempo(512, 8, 0), rows, Load(decoding=3)) == 8
+
+
+def test_streams_that_do_not_fit_into_one_batch_each_get_a_step() -> None:
+    rules = Rules(CHUNKS, batches=(1,), ratio=Ratio(1, 1, 1))
+    assert owed(rules, first_tempo(rules), 16, Load(decoding=5)) == 5
