@@ -76,11 +76,12 @@ SHAPES: Mapping[str, Shape] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_shape` leaves beside decoder.onnx, as info.json."""
+    """What `export_shape` leaves beside decoder.onnx, as info.json. States: name, kind, shape per slot."""
 
     shape: str
     cache_tokens: int
-    states: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, kind, shape per slot
+    states: tuple[tuple[str, str, tuple[int, ...]], ...]
+    draft_states: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
     def save(self, directory: Path) -> None:
         (directory / "info.json").write_text(json.dumps(asdict(self)))
@@ -88,17 +89,33 @@ class Exported:
     @classmethod
     def load(cls, directory: Path) -> Exported:
         raw = json.loads((directory / "info.json").read_text())
-        states = tuple((name, kind, tuple(shape)) for name, kind, shape in raw["states"])
-        return cls(raw["shape"], raw["cache_tokens"], states)
+        states, drafts = (
+            tuple((name, kind, tuple(shape)) for name, kind, shape in raw.get(key, ()))
+            for key in ("states", "draft_states")
+        )
+        return cls(raw["shape"], raw["cache_tokens"], states, drafts)
 
 
-def export_shape(shape: Shape, directory: Path, *, cache_tokens: int, attention: Any, sampling: Any) -> Exported:
-    """decoder.onnx in float16 with a data file of the right size and no content (sparse)."""
+def export_shape(
+    shape: Shape,
+    directory: Path,
+    *,
+    cache_tokens: int,
+    attention: Any,
+    sampling: Any,
+    draft_tokens: Sequence[int] = (),
+    **choices: Any,
+) -> Exported:
+    """decoder.onnx in float16 with a data file of the right size and no content (sparse). choices: fields of Forms.
+
+    draft_tokens: with a drafter in `mtp-N`/mtp.onnx for each number of tokens that may be drafted.
+    """
     import onnx_ir
     import torch
-    from edgebuild.export import Forms, decoder, weights
+    from edgebuild.export import Forms, decoder, mtp, weights
     from edgebuild.models.config import ModelConfig
     from edgebuild.models.decoder import Decoder
+    from edgebuild.models.mtp_config import expected_mtp_tensors
 
     class Sparse(weights.WeightFile):
         def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
@@ -122,15 +139,29 @@ def export_shape(shape: Shape, directory: Path, *, cache_tokens: int, attention:
     config = ModelConfig.from_hf(shape.config())
     with torch.device("meta"):
         module = Decoder(config, cache_tokens=cache_tokens, token_limit=shape.vocabulary, dtype=torch.float16)
-    parameters = dict(module.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    shapes |= expected_mtp_tensors(config)
 
     class Nothing:
         def read(self, name: str) -> torch.Tensor:
-            return torch.zeros((), dtype=torch.float16).expand(parameters[name].shape)
+            return torch.zeros((), dtype=torch.float16).expand(shapes[name])
 
     directory.mkdir(parents=True, exist_ok=True)
-    before, decoder.WeightFile = decoder.WeightFile, Sparse
+    forms = Forms(attention=attention, sampling=sampling, **choices)
+    before, decoder.WeightFile, mtp.WeightFile = decoder.WeightFile, Sparse, Sparse
+    drafter: Any = ()
     try:
+        for count in draft_tokens:
+            (directory / f"mtp-{count}").mkdir(exist_ok=True)
+            drafter = mtp.export_mtp(
+                config,
+                Nothing(),
+                directory / f"mtp-{count}",
+                cache_tokens=cache_tokens,
+                draft_tokens=range(count),
+                precision="float16",
+                forms=forms,
+            ).states
         graph = decoder.export_decoder(
             config,
             Nothing(),
@@ -138,11 +169,13 @@ def export_shape(shape: Shape, directory: Path, *, cache_tokens: int, attention:
             cache_tokens=cache_tokens,
             token_limit=shape.vocabulary,
             precision="float16",
-            forms=Forms(attention=attention, sampling=sampling),
+            forms=forms,
+            drafting=bool(draft_tokens),
         )
     finally:
-        decoder.WeightFile = before
-    info = Exported(shape.name, cache_tokens, tuple((s.name, s.kind, s.shape) for s in graph.states))
+        decoder.WeightFile = mtp.WeightFile = before
+    states, drafts = (tuple((s.name, s.kind, s.shape) for s in each) for each in (graph.states, drafter))
+    info = Exported(shape.name, cache_tokens, states, drafts)
     info.save(directory)
     return info
 
@@ -213,11 +246,32 @@ def floor_ms(shape: Shape, context_tokens: int, batch: int, bytes_per_s: float) 
     return 1e3 * (shape.weight_bytes + batch * shape.kv_bytes(context_tokens)) / bytes_per_s
 
 
-def setup_for(artifact: Path, info: Exported, cells: Sequence[Cell], slots: int, options: Mapping[str, Any]) -> Any:
+def setup_for(
+    artifact: Path,
+    info: Exported,
+    cells: Sequence[Cell],
+    slots: int,
+    options: Mapping[str, Any],
+    *,
+    draft_length: int = 0,
+) -> Any:
     """What the backend is opened with."""
     from edgert.backends.base import Setup
     from edgert.manifest_records import StateSpec
 
-    states = tuple(StateSpec(name, name + ".out", "float16", kind, shape) for name, kind, shape in info.states)
+    states, drafts = (
+        tuple(StateSpec(name, name + ".out", "float16", kind, shape) for name, kind, shape in each)
+        for each in (info.states, info.draft_states)
+    )
     vocabulary = SHAPES[info.shape].vocabulary
-    return Setup(artifact, tuple(cells), slots, info.cache_tokens, vocabulary, states, options)
+    return Setup(
+        artifact,
+        tuple(cells),
+        slots,
+        info.cache_tokens,
+        vocabulary,
+        states,
+        options,
+        draft_length=draft_length,
+        draft_states=drafts if draft_length else (),
+    )

@@ -220,6 +220,7 @@ def _write_onnx(
             draft_states = tuple(StateSpec(s.name, f"{s.name}.out", s.dtype, s.kind, s.shape) for s in states)
     with stages.stage("golden vectors") as report:
         from edgebuild.golden import make_golden
+        from edgebuild.golden_drafts import ReferenceDrafter
 
         golden = make_golden(
             checkpoint,
@@ -227,6 +228,8 @@ def _write_onnx(
             chunk_sizes=plan.prefill.chunk_sizes,
             context_tokens=plan.context_tokens,
             progress=report,
+            drafter=None if drafter is None else ReferenceDrafter(config, drafter, draft_tokens),
+            draft_length=plan.draft.length,
         )
         writer.write_json("golden.json", golden)
     with stages.stage("source hashes"):

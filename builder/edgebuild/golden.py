@@ -1,7 +1,8 @@
 """Golden vectors: what the reference module says for a few prompts, recorded so that every engine can be checked.
 
 The prompts are chosen to pass through what can go wrong: one chunk with padding, several chunks with a padded tail, and
-single-token steps after each. The same pass in the artifact's precision is the finite-logits probe.
+single-token steps after each. The same pass in the artifact's precision is the finite-logits probe. Where there is a
+drafter, what it drafts after each of these steps is recorded too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from edgebuild.checkpoint import Checkpoint
 from edgebuild.errors import ExportError
+from edgebuild.golden_drafts import ReferenceDrafter
 from edgebuild.models.loading import Sequence1, reference_logits
 
 FORMAT_VERSION = 1
@@ -37,22 +39,32 @@ def make_golden(
     chunk_sizes: Sequence[int],
     context_tokens: int,
     progress: Callable[[float], None] = lambda _fraction: None,
+    drafter: ReferenceDrafter | None = None,
+    draft_length: int = 0,
 ) -> dict[str, Any]:
-    """The document golden.json. Raises ExportError when the logits are not finite in `precision`."""
+    """The document golden.json. Raises ExportError when the logits are not finite in `precision`.
+
+    drafter, draft_length: of an artifact that drafts; its chains are recorded with the steps.
+    """
     sequences = _sequences(checkpoint, chunk_sizes, context_tokens)
     passes = 1 if precision == "float32" else 2
-    reference = reference_logits(checkpoint, sequences, progress=lambda done: progress(done / passes))
+    hidden: list[torch.Tensor] = []
+    reference = reference_logits(
+        checkpoint, sequences, progress=lambda done: progress(done / passes), hidden=hidden if drafter else None
+    )
     _refuse_nonfinite(reference, "float32")
     if passes == 2:
         dtype = getattr(torch, precision)
         low = reference_logits(checkpoint, sequences, dtype=dtype, progress=lambda done: progress((1 + done) / 2))
         _refuse_nonfinite(low, precision)
     rng = np.random.default_rng(0)
-    return {
-        "format_version": FORMAT_VERSION,
-        "tolerance": TOLERANCE[precision],
-        "cases": [_case(sequence, logits.numpy(), rng) for sequence, logits in zip(sequences, reference, strict=True)],
-    }
+    cases = [_case(sequence, logits.numpy(), rng) for sequence, logits in zip(sequences, reference, strict=True)]
+    if drafter is not None:
+        for case, chains in zip(cases, drafter.drafts(sequences, hidden, draft_length), strict=True):
+            for step, chain in zip(case["steps"], chains, strict=False):  # the last step's next token is not known
+                margins = [round(margin, 6) for margin in chain.margins]
+                step["drafts"] = {"tokens": list(chain.tokens), "margins": margins}
+    return {"format_version": FORMAT_VERSION, "tolerance": TOLERANCE[precision], "cases": cases}
 
 
 def prompt_lengths(chunk_sizes: Sequence[int], context_tokens: int) -> list[int]:

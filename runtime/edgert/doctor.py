@@ -85,7 +85,8 @@ def _with_runtime(
             phases[phase] = used
 
     golden = load_golden(loading.directory, manifest.model)
-    report = check_golden(backend, golden, cells=cells, slots=slots, context_tokens=context)
+    drafts = loading.config.draft_length
+    report = check_golden(backend, golden, cells=cells, slots=slots, context_tokens=context, draft_length=drafts)
     mark("checked")
     abreast = check_side_by_side(backend, golden, cells=cells, slots=slots, context_tokens=context)
     chunks = probe_chunks(backend, cells, manifest, clock, mark)

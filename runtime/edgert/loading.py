@@ -116,11 +116,6 @@ def plan_loading(directory: Path, overrides: Mapping[str, Any]) -> Loading:
     changed = {key: options.pop(key) for key in tuple(options) if key in CONFIG_KEYS}
     config = load_config(directory, manifest, changed)
     require_memory(manifest, config, available_bytes())
-    if config.draft_length and manifest.backend.name != "onnxruntime":
-        raise ConfigError(
-            f"enable_mtp asks for {config.draft_length} drafts a step, {manifest.backend.name} has no drafter",
-            hint="set enable_mtp: false",
-        )
     return Loading(
         directory=directory,
         manifest=manifest,
@@ -173,7 +168,12 @@ def open_runtime(loading: Loading) -> Runtime:
             mark("warmed_up")
         if loading.golden is not None:
             check_golden(
-                backend, loading.golden, cells=loading.cells, slots=slots, context_tokens=config.context_tokens
+                backend,
+                loading.golden,
+                cells=loading.cells,
+                slots=slots,
+                context_tokens=config.context_tokens,
+                draft_length=config.draft_length,
             )
             mark("checked")
         costs_ms: Mapping[int, Sequence[float]] = {}

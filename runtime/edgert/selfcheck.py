@@ -36,6 +36,7 @@ def run_golden(runtime: Runtime, loading: Loading) -> GoldenReport:
             cells=loading.cells,
             slots=runtime.limits.slots,
             context_tokens=runtime.limits.context_tokens,
+            draft_length=loading.config.draft_length,
         )
     finally:
         runtime.backend.close()

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import toys
 from drafting_toy import CELLS, CONTEXT, LONGEST, SLOTS, TOKENS, Toy, export_toy, make_engine, prompt_of
+from edgebuild.checkpoint import open_checkpoint
+from edgebuild.drafter import find_drafter
+from edgebuild.golden import make_golden
+from edgebuild.golden_drafts import ReferenceDrafter
+from edgebuild.models.config import ModelConfig
 from edgert.backends.base import StepInputs, StepOutputs
 from edgert.backends.onnxruntime import OnnxRuntimeBackend
 from edgert.backends.tensorrt import TensorRTBackend
 from edgert.cells import Cell
-from edgert.errors import ArtifactError, BackendError
+from edgert.errors import ArtifactError, BackendError, GoldenMismatch
+from edgert.golden import Golden, check_golden, load_golden
 from edgert.step import empty_step
 from host_tensorrt import on_the_host
 
@@ -157,6 +166,68 @@ def test_a_step_that_drafts_is_one_launch_of_one_graph(toy: Toy) -> None:
     assert memory["kv_cache"] == SLOTS * kv
     assert "drafter_weights" in memory
     backend.close()
+
+
+def golden_of(toy: Toy, directory: Path) -> Golden:
+    """Written by the builder from the reference modules, read as an artifact's is."""
+    checkpoint = open_checkpoint(toy.source)
+    config = ModelConfig.from_hf(checkpoint.config)
+    drafter = find_drafter(checkpoint, config, toy.setup.artifact.parent / "mtp.safetensors")
+    assert drafter is not None
+    reference = ReferenceDrafter(config, drafter, range(TOKENS))
+    document = make_golden(checkpoint, precision="float32", chunk_sizes=[8, 32], context_tokens=CONTEXT,
+                           drafter=reference, draft_length=LONGEST)  # fmt: skip
+    (directory / "golden.json").write_text(json.dumps(document))
+
+    class Model:
+        vocabulary_size, token_limit = 320, TOKENS
+
+    return load_golden(directory, Model())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("host")
+def test_golden_drafts_hold_on_both_backends_and_another_drafter_is_refused_by_its_drafts(
+    toy: Toy, tmp_path: Path
+) -> None:
+    golden = golden_of(toy, tmp_path)
+    limits: Any = {"cells": CELLS, "slots": SLOTS, "context_tokens": CONTEXT}
+    for backend in (OnnxRuntimeBackend(toy.setup), opened(toy)):
+        for length in (LONGEST, 2):
+            report = check_golden(backend, golden, **limits, draft_length=length)
+            assert report.drafts > 0.8 * length * (report.steps - len(golden.cases))
+        assert check_golden(backend, golden, **limits).drafts == 0
+        backend.close()
+    other = Path(shutil.copytree(toy.setup.artifact, tmp_path / "other"))
+    weights = np.fromfile(other / "mtp.weights", np.float32)
+    weights[: len(weights) // 2] *= -1
+    weights.tofile(other / "mtp.weights")
+    for opener in (OnnxRuntimeBackend, opened_quietly):
+        backend = opener(dataclasses.replace(toy.setup, artifact=other, options={}))
+        with pytest.raises(GoldenMismatch, match=r"case 0, step 0: draft \d is token \d+, the reference's is \d+"):
+            check_golden(backend, golden, **limits, draft_length=LONGEST)
+        check_golden(backend, golden, **limits)  # the model itself is right
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda steps: steps[0]["drafts"]["tokens"].append(1), "5 tokens, 4 margins"),
+        (lambda steps: steps[0]["drafts"]["tokens"].__setitem__(0, 300), "tokens"),
+        (lambda steps: steps[0]["drafts"].update(more=1), "unknown key"),
+        (lambda steps: steps[-1].update(drafts=steps[0]["drafts"]), "after the last step"),
+    ],
+)
+def test_golden_drafts_are_read_strictly(toy: Toy, tmp_path: Path, change: Any, message: str) -> None:
+    golden_of(toy, tmp_path)
+    document = json.loads((tmp_path / "golden.json").read_text())
+    change(document["cases"][0]["steps"])
+    (tmp_path / "golden.json").write_text(json.dumps(document))
+
+    class Model:
+        vocabulary_size, token_limit = 320, TOKENS
+
+    with pytest.raises(ArtifactError, match=message):
+        load_golden(tmp_path, Model())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("host")

@@ -42,9 +42,11 @@ def reference_logits(
     *,
     dtype: torch.dtype = torch.float32,
     progress: Callable[[float], None] = lambda _fraction: None,
+    hidden: list[Tensor] | None = None,
 ) -> list[Tensor]:
     """Teacher-forced logits, float32 [len(ids) - first, V'] for each sequence, computed in `dtype`.
 
+    hidden: is given the rows after the final norm, [len(ids), H] for each sequence.
     One pass over the layers for all sequences: peak memory is the largest layer or the embedding, not the model.
     """
     longest = max(len(sequence.ids) for sequence in sequences)
@@ -60,11 +62,16 @@ def reference_logits(
         progress((index + 1) / len(decoder.layers))
     last = decoder.model.last
     with _filled(decoder.model.get_submodule(last), f"model.{last}.", checkpoint):
-        hidden = [decoder.model.finish(x[sequence.first :]) for x, sequence in zip(rows, sequences, strict=True)]
+        rows = [decoder.model.finish(x) for x in rows]
+    if hidden is not None:
+        hidden.extend(rows)
     name = "model.embed_tokens." if decoder.lm_head is None else "lm_head."
     head = decoder.model.embed_tokens if decoder.lm_head is None else decoder.lm_head
     with _filled(head, name, checkpoint):
-        return [decoder.head(x)[:, : decoder.token_limit].float() for x in hidden]
+        return [
+            decoder.head(x[sequence.first :])[:, : decoder.token_limit].float()
+            for x, sequence in zip(rows, sequences, strict=True)
+        ]
 
 
 def _empty_decoder(checkpoint: Checkpoint, cache_tokens: int, dtype: torch.dtype) -> Decoder:
