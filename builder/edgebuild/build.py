@@ -12,8 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from edgert.manifest import (
     TensorSpec,
     TrafficInfo,
 )
+from edgert.selfcheck import SelfCheck
 
 from edgebuild import __version__
 from edgebuild.artifact import ArtifactWriter
@@ -105,12 +106,13 @@ def build(
             manifest = _build_engine(writer.directory, writer, manifest, stages)
         with stages.stage("hashes"):
             manifest = writer.seal(manifest)
-        golden, not_checked = _check(writer.directory, manifest, stages)
+        checked, not_checked = _check(writer.directory, manifest, stages)
         with stages.stage("report"):
-            _write_report(writer, manifest, plan, histogram, golden)
+            _write_report(writer, manifest, checked, {} if drafter is None else drafter.card)
             manifest = writer.seal(manifest)
         path = writer.publish()
     resume = None if manifest.state == "complete" else f"edgebuild resume {shlex.quote(str(path))}"
+    golden = None if checked is None else checked.golden
     return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
 
 
@@ -151,9 +153,12 @@ def resume(artifact: Path, stages: Stages, *, model: Path | None = None) -> Buil
         manifest = _build_engine(artifact, writer, manifest, stages)
         with stages.stage("hashes"):
             manifest = writer.seal(manifest)
-        golden, not_checked = _check(writer.directory, manifest, stages)
+        checked, not_checked = _check(writer.directory, manifest, stages)
+        with stages.stage("report"):
+            _write_report(writer, manifest, checked, {})
+            manifest = writer.seal(manifest)
         path = writer.publish()
-    return Built(path, manifest, golden, not_checked, None)
+    return Built(path, manifest, None if checked is None else checked.golden, not_checked, None)
 
 
 @dataclass(frozen=True)
@@ -330,17 +335,17 @@ def _about(engine: EngineBuild) -> str:
 
 
 def _write_report(
-    writer: ArtifactWriter, manifest: Manifest, plan: Plan, histogram: Histogram, golden: GoldenReport | None
+    writer: ArtifactWriter, manifest: Manifest, checked: SelfCheck | None, card: Mapping[str, Any]
 ) -> None:
-    from edgebuild.report import render_report
+    """What this build measured (a resumed one keeps what the first half wrote), and the page that shows it."""
+    from edgebuild.report import BUILD_FACTS, Evidence, build_facts, read_sources, render_report
 
-    actual: dict[str, Any] = {"weights": sum(path.stat().st_size for path in writer.directory.glob("decoder.*"))}
-    if golden is not None:
-        actual["golden"] = asdict(golden)
-    writer.write("report.html", render_report(manifest.to_json(), plan, histogram, actual))
+    facts = build_facts(writer.directory, manifest, checked, card)
+    writer.write_json(BUILD_FACTS, facts)
+    writer.write("report.html", render_report(read_sources(writer.directory, manifest), Evidence(build=facts)))
 
 
-def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[GoldenReport | None, str | None]:
+def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[SelfCheck | None, str | None]:
     """Load the sealed artifact as the runtime would and compare it with its golden vectors, where this machine can."""
     if manifest.state != "complete":
         return None, "the engine is not built yet"
@@ -350,18 +355,19 @@ def _check(directory: Path, manifest: Manifest, stages: Stages) -> tuple[GoldenR
             built_for = ", ".join(manifest.backend.compute_capabilities)
             return None, f"built for compute capability {built_for}; this machine has {found or 'no NVIDIA GPU'}"
     with stages.stage("golden check"):
-        report = check_artifact(directory, manifest.backend.name)
+        checked = check_artifact(directory, manifest.backend.name)
+    report = checked.golden
     stages.note(f"{report.steps} steps, worst relative error {report.worst_error:.1e} of {report.tolerance:.0e}")
-    return report, None
+    return checked, None
 
 
-def check_artifact(directory: Path, backend: str) -> GoldenReport:
+def check_artifact(directory: Path, backend: str) -> SelfCheck:
     """Golden vectors through the runtime in a process of its own: no torch, no builder. Raises EdgertError."""
     options = json.dumps(_LEAN if backend == "onnxruntime" else {})
     command = [sys.executable, "-m", "edgert.selfcheck", str(directory), options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode == 0:
-        return GoldenReport(**json.loads(result.stdout))
+        return SelfCheck.from_json(json.loads(result.stdout))
     message = result.stderr.strip().splitlines()[-1:] or [f"the check ended with status {result.returncode}"]
     errors = {kind.exit_code: kind for kind in (ArtifactError, ConfigError, BackendError, GoldenMismatch)}
     raise errors.get(result.returncode, BackendError)(message[0])

@@ -63,3 +63,15 @@ class TuningError(EdgebuildError):
     """A logbook that cannot be read or written, a tuning run without a baseline, or one that no settings survived."""
 
     exit_code = 11
+
+
+class ReportError(EdgebuildError):
+    """A report cannot be drawn: a measurement of something else, or a file that is not one."""
+
+    exit_code = 12
+
+
+class SimulationError(EdgebuildError):
+    """A simulation without costs, or with those of something else."""
+
+    exit_code = 13

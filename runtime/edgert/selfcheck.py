@@ -9,22 +9,44 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgert.capture import CellState, cell_states
 from edgert.errors import EdgertError
 from edgert.golden import GoldenReport, check_golden, load_golden
 from edgert.loading import Loading, Runtime, open_runtime, plan_loading
 
 
-def check_artifact(directory: Path, options: Mapping[str, Any] | None = None) -> GoldenReport:
+@dataclass(frozen=True)
+class SelfCheck:
+    """memory: bytes by part, as the backend says; cells: how each runs here."""
+
+    golden: GoldenReport
+    memory: Mapping[str, int]
+    cells: tuple[CellState, ...]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SelfCheck:
+        """What `main` printed."""
+        cells = tuple(CellState(**each) for each in document["cells"])
+        return cls(GoldenReport(**document["golden"]), document["memory"], cells)
+
+
+def check_artifact(directory: Path, options: Mapping[str, Any] | None = None) -> SelfCheck:
     """Run every golden case through the cells that requests will use. Raises EdgertError.
 
-    options: as for `Engine.load`.
+    options: as for `Engine.load`. Where cells are captured they are captured here too; where they are not there is
+    nothing that a warm-up would show.
     """
-    loading = plan_loading(directory, {**(options or {}), "warm_up": False})
-    return run_golden(open_runtime(replace(loading, golden=None)), loading)
+    loading = plan_loading(directory, options or {})
+    manifest, config = loading.manifest, loading.config
+    warm = manifest.backend.name != "onnxruntime" and config.warm_up
+    loading = replace(loading, golden=None, config=replace(config, warm_up=warm))
+    runtime = open_runtime(loading)
+    states = cell_states(manifest.cells, loading.cells, runtime.description, config.slots)
+    return SelfCheck(run_golden(runtime, loading), runtime.memory_bytes, states)
 
 
 def run_golden(runtime: Runtime, loading: Loading) -> GoldenReport:

@@ -38,11 +38,11 @@ def memory_table(phases: Mapping[str, int], planned_bytes: int | None = None, ba
     if not phases:
         return []
     net = {phase: used - baseline_bytes for phase, used in phases.items()}
-    peak = max(net.values())
+    peak = max(net, key=lambda phase: net[phase])  # the first that reached it
     rows, before = [], 0
     for phase, used in net.items():
         share = "" if not planned_bytes else f"{used / planned_bytes:.0%}"
-        note = "peak" if used == peak else ""
+        note = "peak" if phase == peak else ""
         rows.append((phase, f"{used / 1e6:,.0f}", f"{(used - before) / 1e6:+,.0f}", share, note))
         before = used
     plan = "" if not planned_bytes else f" (plan {planned_bytes / 1e6:,.0f})"

@@ -1,4 +1,6 @@
-"""report.html: self-contained, the same bytes for the same inputs, and nothing from outside breaks out of its text."""
+"""report.html: self-contained, the same bytes for the same inputs, nothing from outside breaks out of its text, and
+what nobody measured is shown as such.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +8,22 @@ import itertools
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import numpy as np
 import pytest
-from edgebuild.plan import plan_for
-from edgebuild.report import WIDTH, histogram_chart, render_report, waterfall
+from edgebuild.errors import ReportError
+from edgebuild.report import Evidence, Sources, render_report
+from edgebuild.report.charts import WIDTH, histogram_chart
+from edgebuild.report.memory import measured_lines, waterfall
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_plan import SMOLLM2, histogram, limits
+from report_toys import CONFIG, DOCTOR, MANIFEST, PLAN, SOURCES, TRAFFIC, bench, full_evidence, trial
 
-TRAFFIC = histogram([(374, 44), (1500, 200), (90, 12), (800, 300)] * 20)
-PLAN = plan_for(limits(), TRAFFIC, SMOLLM2)
-MANIFEST: dict[str, Any] = {
-    "name": "smollm2-bench",
-    "edgebuild_version": "0.1.0",
-    "tools": {"torch": "2.13.0", "onnx": "1.20.0"},
-    "model": {
-        "family": "llama",
-        "name": "SmolLM2-135M-Instruct",
-        "identity": "ab" * 32,
-        "layers": 30,
-        "hidden_size": 576,
-        "vocabulary_size": 49152,
-    },
-    "source": [{"file": "model.gguf", "bytes": 91_727_296, "sha256": "cd" * 32}],
-    "backend": {"name": "onnxruntime", "version": "1.32.0", "compute_capabilities": [], "precision": "float32"},
-}
+
+def page_of(evidence: Evidence = Evidence(), sources: Sources = SOURCES) -> str:  # noqa: B008
+    return render_report(sources, evidence)
+
+
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
@@ -60,8 +51,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_loads_nothing() -> None:
-    text = render_report(MANIFEST, PLAN, TRAFFIC)
+@pytest.mark.parametrize("evidence", [Evidence(), full_evidence()], ids=["as built", "measured"])
+def test_the_page_is_whole_and_loads_nothing(evidence: Evidence) -> None:
+    text = page_of(evidence)
     assert text.startswith("<!doctype html>")
     page = Page(text)
     assert page.open == []
@@ -73,9 +65,9 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
 
 
 def test_the_page_shows_every_decision() -> None:
-    text = render_report(MANIFEST, PLAN, TRAFFIC)
+    text = page_of()
     for cell in PLAN.cells:
-        assert f"<td>{cell.label}</td>" in text
+        assert f">{cell.label}</td>" in text
     for line in PLAN.ledger.lines:
         assert line.label in text
     for wanted in (
@@ -89,35 +81,116 @@ def test_the_page_shows_every_decision() -> None:
         assert wanted in text
     for size in (*PLAN.prefill.chunk_sizes, *PLAN.decode.kv_tiers):
         assert re.search(rf'class="label"[^>]*>{size:,}</text>', text)
-    assert "edgebuild verify" in text
 
 
-def test_measured_memory_and_the_golden_check_are_shown_beside_the_plan() -> None:
+def test_what_nobody_measured_is_said_with_the_command_that_measures_it() -> None:
+    text = page_of()
+    assert text.count("not measured here") >= 6
+    assert '<td class="left">not run here</td>' in text
+    for command in ("edgert doctor ARTIFACT --json", "edgebuild tune ARTIFACT", "edgebuild verify ARTIFACT"):
+        assert command in text
+    assert "edgebuild report ARTIFACT --tuning tuning.jsonl" in text
+    measured = page_of(full_evidence())
+    assert "not measured here" not in measured
+    assert "not run here" not in measured
+
+
+def test_measured_memory_is_shown_beside_the_plan_and_by_phase() -> None:
+    text = page_of(full_evidence())
+    assert "269 MB, measured 271 MB" in text
+    assert "in use, by phase" in text
+    assert "900 MB, the peak" in text
+    assert "prefill-512" in text
+    built = page_of(Evidence(build={"memory": {"weights": 271_000_000}}))
+    assert "269 MB, measured 271 MB" in built
+
+
+def test_a_drafters_cache_is_told_apart_from_the_models() -> None:
+    found = measured_lines({"kv_cache": 1000, "session": 5}, {"KV cache": 900, "drafter KV cache": 100})
+    assert found == {"KV cache": 900, "drafter KV cache": 100}
+
+
+def test_cells_are_shown_with_their_capture_and_the_reason() -> None:
+    text = page_of(full_evidence())
+    assert ">captured</td>" in text
+    assert "eager: operation not permitted: dynamic allocation" in text
+
+
+def test_acceptance_is_shown_by_task_and_position_from_every_source() -> None:
+    text = page_of(full_evidence())
+    for wanted in (
+        "tuning, trial 4",
+        "drafter&#39;s card, held out",
+        "code, position 1",
+        "position 3",
+        "threshold: 60%",
+    ):
+        assert wanted in text
+
+
+def test_the_mechanisms_are_compared_one_after_the_other() -> None:
+    text = page_of(full_evidence())
+    order = [
+        text.index(f">{label}<") for label in ("all three off", "+ chunked prefill", "+ CUDA graphs", "+ drafting")
+    ]
+    assert order == sorted(order)
+    assert "100.0 ± 2.0" in text
+    assert "tokens/s (higher is better)" in text
+    assert "longest gap ms (lower is better)" in text
+    assert "enable_mtp: false → true" in text
+    assert "MAXN" in text
+
+
+def test_headroom_says_what_it_costs() -> None:
+    text = page_of(full_evidence())
+    assert "250.0 output tokens/s were measured (trial 4 of the tuning log). With 20% kept free" in text
+    assert "count on 200.0: that costs 50.0 tokens/s" in text
+    assert "of the most" in page_of(Evidence(benches=(("evening", bench()),)))
+
+
+def test_another_power_mode_and_every_finding_are_warned_of_at_the_top() -> None:
+    text = page_of(full_evidence())
+    assert 'role="alert"' in text
+    assert "power mode 15W, the artifact was planned for MAXN" in text
+    assert "capture failed: 1 cells run eager" in text
+    assert 'role="alert"' not in page_of()
+    seen = page_of(Evidence(doctor={**DOCTOR, "findings": [], "power_mode": {"actual": "15W", "expected": "MAXN"}}))
+    assert "power mode 15W, the artifact was planned for MAXN" in seen
+    assert "power mode 15W" in page_of(Evidence(trials=(trial(1, "baseline", 100.0, power_mode="15W"),)))
+
+
+def test_the_golden_check_is_shown() -> None:
     golden = {"steps": 12, "worst_error": 3.2e-6, "tolerance": 1e-3}
-    text = render_report(MANIFEST, PLAN, TRAFFIC, {"weights": 271_000_000, "golden": golden})
-    assert "269 MB planned, 271 MB measured" in text
+    text = page_of(Evidence(build={"golden": golden}))
     assert "12 steps compared with the reference: worst relative error 3.2e-06, allowed 0.001" in text
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:
-    assert render_report(MANIFEST, PLAN, TRAFFIC, {"weights": 1}) == render_report(
-        MANIFEST, PLAN, TRAFFIC, {"weights": 1}
-    )
+    assert page_of(full_evidence()) == page_of(full_evidence())
+
+
+def test_a_plan_of_another_version_is_refused_by_name() -> None:
+    plan = {key: value for key, value in SOURCES.plan.items() if key != "prefill_decode_ratio"}
+    with pytest.raises(ReportError, match="has no 'prefill_decode_ratio'"):
+        page_of(sources=replace(SOURCES, plan=plan))
 
 
 def test_names_from_outside_are_escaped() -> None:
     hostile = "<script>alert(1)</script>"
     manifest = {**MANIFEST, "name": hostile, "model": {**MANIFEST["model"], "name": hostile}}
     traffic = replace(TRAFFIC, name=hostile, attribution=hostile, skipped={hostile: 3})
-    text = render_report(manifest, plan_for(limits(device=hostile), traffic, SMOLLM2), traffic)
-    assert "<script" not in text
+    plan = {**SOURCES.plan, "device": hostile, "notes": [hostile]}
+    finding = {"symptom": hostile, "cause": hostile, "next_step": hostile}
+    doctor = {**DOCTOR, "findings": [finding], "device": {"device": hostile}, "cells": []}
+    evidence = Evidence(doctor=doctor, benches=((hostile, {**bench(), "warnings": [hostile]}),), notes=(hostile,))
+    assert "<script" not in page_of(evidence, Sources(manifest, plan, traffic, CONFIG))
 
 
 def test_the_waterfall_has_no_gap_and_ends_at_the_device() -> None:
-    steps = waterfall(PLAN, {})
-    for before, after in itertools.pairwise(steps):
-        assert after.start == pytest.approx(before.start + before.width, abs=0.02)
-    assert steps[-1].start + steps[-1].width == pytest.approx(100, abs=0.02)
+    rows = waterfall(PLAN.to_json()["memory"], {}).rows
+    for before, after in itertools.pairwise(rows):
+        assert after.start == pytest.approx(before.start + before.width, abs=0.03)
+    assert rows[-1].start + rows[-1].width == pytest.approx(100, abs=0.03)
 
 
 @given(
@@ -132,8 +205,8 @@ def test_charts_stay_inside_their_frame_and_count_everything(
     for length, count in counts.items():
         values[length] = count
     chart = histogram_chart("prompts", values, "requests", longest, marks)
-    assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and bar.y >= 0 for bar in chart.bars)
+    assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and bar.y >= 0 for bar in chart.columns)
     assert all(0 <= mark.x <= WIDTH for mark in chart.marks)
-    shown = sum(int(bar.title.split(": ")[1].split()[0].replace(",", "")) for bar in chart.bars)
+    shown = sum(int(bar.title.split(": ")[1].split()[0].replace(",", "")) for bar in chart.columns)
     beyond = int(chart.beyond.split()[0].replace(",", "")) if chart.beyond else 0
     assert shown + beyond == sum(counts.values())

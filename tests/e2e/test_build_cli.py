@@ -41,7 +41,7 @@ def test_the_artifact_holds_no_path_of_this_machine_and_no_leftovers(llama_artif
     names = {path.name for path in llama_artifact.iterdir()}
     assert names == {
         "decoder.onnx", "decoder.weights", "manifest.json", "scheduler.yaml", "golden.json", "tokenizer.json",
-        "chat_template.jinja", "traffic.yaml", "plan.json", "report.html",
+        "chat_template.jinja", "traffic.yaml", "plan.json", "build.json", "report.html",
     }  # fmt: skip
     for path in llama_artifact.iterdir():
         content = path.read_bytes()

@@ -213,6 +213,7 @@ class Plan:
                 "headroom_bytes": self.ledger.headroom_bytes,
                 "margin_fraction": self.limits.margin_fraction,
             },
+            "headroom_fraction": self.limits.headroom_fraction,
             "notes": list(self.notes),
         }
 
