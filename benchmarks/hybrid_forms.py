@@ -48,7 +48,7 @@ class DenseExperts(Experts):
 
 class Delta(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-        return ops.gated_delta(q, k, v, decay, beta, state)[0]
+        return ops.gated_delta(q, k, v, decay, beta, state, beta[:, 0])[0]
 
 
 class Recurrence(nn.Module):

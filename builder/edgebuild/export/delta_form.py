@@ -31,7 +31,9 @@ def delta_levels() -> np.ndarray[Any, Any]:
     return np.where(index[:, None] > index[None, :], level, np.where(differ == 0, -1, -2)).astype(np.float32)
 
 
-def gated_delta(query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any) -> tuple[Any, Any]:
+def gated_delta(
+    query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any, _positions: Any = None
+) -> tuple[Any, Any]:
     """See ops.gated_delta. Inside, tensors are [n, B, Hk, r, C, D]: blocks first, value heads below their key head."""
     key_heads, key_dim = key.shape[1], key.shape[3]
     value_heads, value_dim = value.shape[1], value.shape[3]

@@ -1,17 +1,21 @@
 """ONNX formulation of the gated delta rule (`edgebuild.models.ops.gated_delta`) without a loop, for captured graphs.
 
-TensorRT does not capture a network with a `Loop`. Here the rows are cut in two, front and tail:
+TensorRT captures no network with a `Loop`. Here the rows are cut in two, front and tail:
 
-tail   the last `TAIL` rows, always there (rows before the first are added, which write nothing: β = 0, decay 0). The
+tail   the last `TAIL` rows, always there (rows are added before the first; they write nothing: β = 0, decay 0). The
        triangular system of so few rows is solved by substitution, row after row, in elementwise operations.
-front  the rows before, in n blocks of 64: n = 0 in a decode cell, whose operations then work on tensors without
-       elements. A block is solved as in delta_form.py; from block to block the state goes S' = M S + N with
-       M = kept·I − write·read and N = write·fresh, and all prefixes of that recurrence are formed by doubling
-       (Hillis and Steele 1986): `LEVELS` products, for at most 2^LEVELS blocks.
+front  the rows before, in n blocks of 64: n = 0 in a decode cell, whose operations then have nothing to do. A block is
+       solved as in delta_form.py; from block to block the state goes S' = M S + N with M = kept·I − write·read and
+       N = write·fresh, and all prefixes of that recurrence are formed by doubling (Hillis and Steele 1986): `LEVELS`
+       rounds of products, for at most 2^LEVELS blocks.
+
+Which row goes where follows from the row count alone. It is worked out from `positions`, which is the same tensor in
+every layer, so that the graph holds it once; rows are picked with `Gather`, which is one node whatever the shapes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,87 +29,131 @@ TAIL = 8  # rows: more than any decode cell has
 LEVELS = 5
 MAX_ROWS = TAIL + DELTA_BLOCK * 2**LEVELS
 _MASKED = -1e30
-_END = int(np.iinfo(np.int64).max)
 
 
-def gated_delta_split(query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class _Cut:
+    """Where rows go; the same in every layer.
+
+    front [n, 64], tail [TAIL]   int64: the row that stands there, 0 where none does
+    front_real, tail_real        float32: 1 where one does
+    back [q]                     int64: place of each row when the tail stands behind the front
+    blocks [n]                   int64: 0 .. n − 1
+    batch, front_rows            int64 [1]
+    """
+
+    front: Any
+    front_real: Any
+    tail: Any
+    tail_real: Any
+    back: Any
+    blocks: Any
+    batch: Any
+    front_rows: Any
+
+
+def gated_delta_split(
+    query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any, positions: Any
+) -> tuple[Any, Any]:
     """See ops.gated_delta; at most `MAX_ROWS` rows. Inside: [.., Hk, r, rows, D], value heads below their key head."""
     key_heads, key_dim = key.shape[1], key.shape[3]
     value_heads, value_dim = value.shape[1], value.shape[3]
     repeat = value_heads // key_heads
-    batch, rows = op.Shape(value, start=0, end=1), op.Shape(value, start=2, end=3)
-    excess = op.Max(op.Sub(rows, _ints(TAIL)), _ints(0))
-    blocks = op.Div(op.Add(excess, _ints(DELTA_BLOCK - 1)), _ints(DELTA_BLOCK))
-    front = op.Mul(blocks, _ints(DELTA_BLOCK))
-    added = op.Sub(op.Add(front, _ints(TAIL)), rows)
+    cut = _cut(positions)
 
-    def cut(x: Any, heads: tuple[int, ...], width: int) -> tuple[Any, Any]:
+    def parts(x: Any, heads: tuple[int, int], width: int, *, masked: bool = False) -> tuple[Any, Any]:
         """[B, heads, q(, width)] → front [n, B, *heads, 64, width], tail [B, *heads, TAIL, width]."""
-        pads = (_ints(0, 0), added, _ints(*[0] * (len(x.shape) - 3), *[0] * len(x.shape)))
-        padded = op.Pad(x, op.Concat(*pads, axis=0))
-        first = op.Slice(padded, _ints(0), front, _ints(2))
-        shape = op.Concat(batch, _ints(*heads), blocks, _ints(DELTA_BLOCK, width), axis=0)
-        first = op.Reshape(first, shape, allowzero=1)
-        last = op.Reshape(op.Slice(padded, front, _ints(_END), _ints(2)), _ints(0, *heads, TAIL, width))
-        return op.Transpose(first, perm=[3, 0, 1, 2, 4, 5]), last
+        first, last = op.Gather(x, cut.front, axis=2), op.Gather(x, cut.tail, axis=2)
+        if masked:
+            first, last = op.Mul(first, cut.front_real), op.Mul(last, cut.tail_real)
+        first = op.Transpose(first, perm=[2, 0, 1, 3, 4][: 1 + len(x.shape)])
+        first = op.Reshape(first, _ints(0, 0, *heads, DELTA_BLOCK, width))
+        return first, op.Reshape(last, _ints(0, *heads, TAIL, width))
 
-    parts = [cut(x, (key_heads, 1), key_dim) for x in (query, key)]
-    parts += [cut(x, (key_heads, repeat), width) for x, width in ((value, value_dim), (decay, 1), (beta, 1))]
+    keyed, valued = (key_heads, 1), (key_heads, repeat)
+    pieces = [parts(x, keyed, key_dim) for x in (query, key)]
+    pieces += [parts(value, valued, value_dim), *(parts(x, valued, 1, masked=True) for x in (decay, beta))]
     state = op.Reshape(state, _ints(0, key_heads, repeat, key_dim, value_dim))
-    early_out, early_written, state = _front([part[0] for part in parts], state, (key_dim, value_dim))
-    out, written = _tail([part[1] for part in parts], state)
+    early_out, early_written, state = _front([piece[0] for piece in pieces], state, cut.blocks, key_dim)
+    out, written = _tail([piece[1] for piece in pieces], state)
 
     def joined(early: Any, late: Any) -> Any:
-        early = op.Transpose(early, perm=[1, 2, 3, 0, 4, 5])
-        shape = op.Concat(batch, _ints(value_heads), front, _ints(value_dim), axis=0)
-        early = op.Reshape(early, shape, allowzero=1)
+        shape = op.Concat(cut.batch, _ints(value_heads), cut.front_rows, _ints(value_dim), axis=0)
+        early = op.Reshape(op.Transpose(early, perm=[1, 2, 3, 0, 4, 5]), shape, allowzero=1)
         whole = op.Concat(early, op.Reshape(late, _ints(0, value_heads, TAIL, value_dim)), axis=2)
-        return op.Slice(whole, added, _ints(_END), _ints(2))
+        return op.Gather(whole, cut.back, axis=2)
 
     return joined(early_out, out), joined(early_written, written)
 
 
-def _front(parts: list[Any], state: Any, sizes: tuple[int, int]) -> tuple[Any, Any, Any]:
+def _cut(positions: Any) -> _Cut:
+    """From positions [B, q] alone."""
+    rows = op.Shape(positions, start=1, end=2)
+    excess = op.Max(op.Sub(rows, _ints(TAIL)), _ints(0))
+    blocks = op.Div(op.Add(excess, _ints(DELTA_BLOCK - 1)), _ints(DELTA_BLOCK))
+    front_rows = op.Mul(blocks, _ints(DELTA_BLOCK))
+    places = op.Add(front_rows, _ints(TAIL))
+    added = op.Sub(places, rows)
+
+    def counted(limit: Any) -> Any:
+        return op.Range(op.Constant(value_int=0), op.Squeeze(limit, _ints(0)), op.Constant(value_int=1))
+
+    row = op.Sub(counted(places), added)
+    real = op.Cast(op.GreaterOrEqual(row, _ints(0)), to=onnx_ir.DataType.FLOAT)
+    row = op.Max(row, _ints(0))
+    shape = op.Concat(blocks, _ints(DELTA_BLOCK), axis=0)
+
+    def front(x: Any) -> Any:
+        return op.Reshape(op.Slice(x, _ints(0), front_rows, _ints(0)), shape, allowzero=1)
+
+    def tail(x: Any) -> Any:
+        return op.Reshape(op.Slice(x, front_rows, places, _ints(0)), _ints(TAIL))
+
+    return _Cut(
+        front=front(row),
+        front_real=front(real),
+        tail=tail(row),
+        tail_real=tail(real),
+        back=op.Add(counted(rows), added),
+        blocks=counted(blocks),
+        batch=op.Shape(positions, start=0, end=1),
+        front_rows=front_rows,
+    )
+
+
+def _front(parts: list[Any], state: Any, blocks: Any, key_dim: int) -> tuple[Any, Any, Any]:
     """Outputs and corrections of n blocks [n, B, Hk, r, 64, Dv], and the state behind them."""
     query, key, value, decay, beta = parts
-    key_dim, value_dim = sizes
     total = op.CumSum(decay, op.Constant(value_int=-2))
     grown = op.Exp(total)
     levels = op.Constant(value=onnx_ir.tensor(delta_levels()))
-    lower = op.GreaterOrEqual(levels, op.Constant(value_float=-1.0))
+    lower = op.Constant(value=onnx_ir.tensor(delta_levels() >= -1))
     between = op.Exp(op.Where(lower, op.Sub(total, _flip(total)), op.Constant(value_float=_MASKED)))
     inverse = block_inverse(op.Mul(op.Mul(beta, op.MatMul(key, _flip(key))), between), levels)
-    last = op.Slice(total, _ints(-1), _ints(_END), _ints(-2))
+    last = op.Gather(total, _ints(DELTA_BLOCK - 1), axis=4)
     fresh = op.MatMul(inverse, op.Mul(beta, value))
     read = op.MatMul(inverse, op.Mul(op.Mul(beta, grown), key))
     write = _flip(op.Mul(op.Exp(op.Sub(last, total)), key))  # [n, B, Hk, r, Dk, 64]
-    identity = op.Constant(value=onnx_ir.tensor(np.eye(key_dim, key_dim + value_dim, dtype=np.float32)))
-    steps = op.MatMul(write, op.Concat(op.Neg(read), fresh, axis=-1))
-    steps = op.Add(steps, op.Mul(op.Exp(last), identity))  # [M | N]: [n, B, Hk, r, Dk, Dk + Dv]
-    count = op.Shape(steps, start=0, end=1)
+    identity = op.Constant(value=onnx_ir.tensor(np.eye(key_dim, dtype=np.float32)))
+    step = op.Sub(op.Mul(op.Exp(last), identity), op.MatMul(write, read))  # M [n, B, Hk, r, Dk, Dk]
+    after = op.MatMul(write, fresh)  # N [n, B, Hk, r, Dk, Dv]
     start = op.Unsqueeze(state, _ints(0))
 
-    def matrices(x: Any) -> Any:
-        return op.Slice(x, _ints(0), _ints(key_dim), _ints(-1))
+    def since(first: int) -> Any:
+        """float32 [n, 1, 1, 1, 1, 1]: 1 from block `first` on."""
+        live = op.Cast(op.GreaterOrEqual(blocks, _ints(first)), to=onnx_ir.DataType.FLOAT)
+        return op.Unsqueeze(live, _ints(1, 2, 3, 4, 5))
 
-    def behind(x: Any, length: Any) -> Any:
-        """Rows of zeros before x, cut to n: what reaches past the first block adds nothing."""
-        padded = op.Pad(x, op.Concat(length, _ints(*[0] * 11), axis=0))
-        return op.Slice(padded, _ints(0), count, _ints(0))
-
-    first = op.Slice(steps, _ints(0), _ints(1), _ints(0))  # no block, no first one
-    first = op.MatMul(matrices(first), start)
-    first = op.Pad(first, op.Concat(_ints(0, 0, 0, 0, 0, key_dim), op.Sub(count, op.Shape(first, start=0, end=1)),
-                                    _ints(0, 0, 0, 0, 0), axis=0))  # fmt: skip
-    steps = op.Add(steps, first)
-    keep = op.Constant(value=onnx_ir.tensor(np.concatenate((np.zeros(key_dim), np.ones(value_dim))).astype(np.float32)))
+    # the state before the first block counts as what the first block adds: then no M of finished prefixes is needed
+    is_first = op.Sub(op.Constant(value_float=1.0), since(1))
+    after = op.Add(after, op.Mul(is_first, op.MatMul(step, start)))
     for level in range(LEVELS):
-        before = behind(steps, _ints(2**level))
-        product = op.MatMul(matrices(steps), before)
-        steps = op.Add(product, op.Mul(steps, keep))
-    after = op.Slice(steps, _ints(key_dim), _ints(_END), _ints(-1))
+        live, before = since(2**level), op.Max(op.Sub(blocks, _ints(2**level)), _ints(0))
+        after = op.Add(after, op.Mul(live, op.MatMul(step, op.Gather(after, before, axis=0))))
+        if level + 1 < LEVELS:
+            step = op.Mul(live, op.MatMul(step, op.Gather(step, before, axis=0)))
     states = op.Concat(start, after, axis=0)  # [n + 1, B, Hk, r, Dk, Dv]
-    before = op.Slice(states, _ints(0), count, _ints(0))
+    before = op.Gather(states, blocks, axis=0)
     written = op.Sub(fresh, op.MatMul(read, before))
     seen = op.MatMul(op.Mul(grown, query), before)
     out = op.Add(seen, op.MatMul(op.Mul(op.MatMul(query, _flip(key)), between), written))
@@ -117,31 +165,22 @@ def _tail(parts: list[Any], state: Any) -> tuple[Any, Any]:
     query, key, value, decay, beta = parts
     index = np.arange(TAIL)
     lower = op.Constant(value=onnx_ir.tensor(index[:, None] >= index[None, :]))
-    transposed = _flip(decay, 5)  # [B, Hk, r, 1, TAIL]
-    total = op.ReduceSum(op.Where(lower, transposed, op.Constant(value_float=0.0)), _ints(-1), keepdims=1)
+    zero = op.Constant(value_float=0.0)
+    total = op.ReduceSum(op.Where(lower, _flip(decay, 5), zero), _ints(-1), keepdims=1)  # [B, Hk, r, TAIL, 1]
     between = op.Exp(op.Where(lower, op.Sub(total, _flip(total, 5)), op.Constant(value_float=_MASKED)))
-    both = op.Concat(key, query, axis=3)  # [B, Hk, 1, 2·TAIL, Dk]
-    products = op.MatMul(both, _flip(key, 5))
-    seen = op.MatMul(both, state)  # [B, Hk, r, 2·TAIL, Dv]
-    halves = (_ints(0), _ints(TAIL)), (_ints(TAIL), _ints(2 * TAIL))
-    system = op.Mul(op.Mul(beta, op.Slice(products, *halves[0], _ints(3))), between)
     grown = op.Exp(total)
-    known = op.Mul(beta, op.Sub(value, op.Mul(grown, op.Slice(seen, *halves[0], _ints(3)))))
-
-    def row(x: Any, place: int) -> Any:
-        return op.Slice(x, _ints(place), _ints(place + 1), _ints(3))
-
+    transposed = _flip(key, 5)
+    system = op.Mul(op.Mul(beta, op.MatMul(key, transposed)), between)
+    known = op.Mul(beta, op.Sub(value, op.Mul(grown, op.MatMul(key, state))))
     solved: list[Any] = []
     for place in range(TAIL):
-        correction, factors = row(known, place), row(system, place)
+        correction, factors = (op.Gather(x, _ints(place), axis=3) for x in (known, system))
         for earlier, other in enumerate(solved):
-            factor = op.Slice(factors, _ints(earlier), _ints(earlier + 1), _ints(4))
-            correction = op.Sub(correction, op.Mul(factor, other))
+            correction = op.Sub(correction, op.Mul(op.Gather(factors, _ints(earlier), axis=4), other))
         solved.append(correction)
     written = op.Concat(*solved, axis=3)
-    scores = op.Mul(op.Slice(products, *halves[1], _ints(3)), between)
-    out = op.Add(op.Mul(grown, op.Slice(seen, *halves[1], _ints(3))), op.MatMul(scores, written))
-    return out, written
+    scores = op.Mul(op.MatMul(query, transposed), between)
+    return op.Add(op.Mul(grown, op.MatMul(query, state)), op.MatMul(scores, written)), written
 
 
 def _flip(x: Any, rank: int = 6) -> Any:

@@ -89,7 +89,7 @@ class GatedDeltaNet(nn.Module):
         decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [B, q, Hv], logarithm, below 0
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         decay, beta = decay.transpose(1, 2), beta.float().sigmoid().transpose(1, 2)
-        out, written = ops.gated_delta(query, key, value, decay, beta, matrices)
+        out, written = ops.gated_delta(query, key, value, decay, beta, matrices, step.positions)
         normed = self.norm(out.transpose(1, 2), z)
         output = self.out_proj(normed.reshape(batch * rows, size.values))
         columns = window.keep(past, step, size.kernel - 1)

@@ -85,16 +85,18 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
 
 
 def gated_delta(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule over q rows from `state` on. All float32; Hv = r·Hk, value head h is of key head h // r.
 
     query, key [B, Hk, q, Dk] (unit length, the query scaled); value [B, Hv, q, Dv]; decay (logarithm, <= 0), beta
-    [B, Hv, q]; state [B, Hv, Dk, Dv]. Returns outputs [B, Hv, q, Dv] and the corrections v' that each row writes, of
-    the same shape: a row's output and correction depend on no later row.
+    [B, Hv, q]; state [B, Hv, Dk, Dv]; positions [B, q] of the rows: only its shape counts. Returns outputs [B, Hv, q,
+    Dv] and the corrections v' that each row writes, of the same shape: both depend on no later row.
     """
     if torch.compiler.is_exporting():
-        result: tuple[Tensor, Tensor] = torch.ops.edgebuild.gated_delta(query, key, value, decay, beta, state)
+        result: tuple[Tensor, Tensor] = torch.ops.edgebuild.gated_delta(
+            query, key, value, decay, beta, state, positions
+        )
         return result
     return _gated_delta(query, key, value, decay, beta, state)
 
@@ -277,13 +279,15 @@ def _(scores: Tensor, positions: Tensor, kv_positions: Tensor, count: int, ratio
 
 @torch.library.custom_op("edgebuild::gated_delta", mutates_args=())
 def _gated_delta_op(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     return _gated_delta(query, key, value, decay, beta, state)
 
 
 @_gated_delta_op.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), value.new_empty(value.shape)
 
 
