@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,11 @@ from edgert.golden import Golden, check_golden, load_golden
 from edgert.guards.detect import detect_sensors
 from edgert.guards.guard import Guard, GuardLimits
 from edgert.guards.readings import Sensors
+from edgert.headroom import slots_within
 from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
-from edgert.measure import costs_at_load
+from edgert.measure import quick_costs, stored_costs
 from edgert.policy import Ratio
 from edgert.scheduler import Limits
 from edgert.slots import SlotTable, slots_to_allocate
@@ -35,6 +37,8 @@ from edgert.worker import Drafter, Worker
 
 if TYPE_CHECKING:
     from edgert.text import TextCodec
+
+log = logging.getLogger("edgert.loading")
 
 # Ledger lines that a load can do without, by edgebuild.plan.memory's labels.
 OPTIONAL_LINES = ("margin", "weight copies")
@@ -52,6 +56,7 @@ class Runtime:
     draft_control    the backend drafts, and a fresh one of these says how much
     memory_phases    bytes in use after each phase of the load
     guard            makes the guard, from the time now; None: nothing is guarded
+    admitted         sequences that may run at once, so that headroom stays free; None: as many as there are slots
     """
 
     backend: Backend
@@ -69,6 +74,7 @@ class Runtime:
     draft_control: Callable[[], DraftControl] | None = None
     memory_phases: Mapping[str, int] = field(default_factory=dict)
     guard: Callable[[float], Guard] | None = None
+    admitted: int | None = None
 
     def worker(self, clock: Callable[[], float]) -> Worker:
         table = SlotTable(
@@ -86,6 +92,7 @@ class Runtime:
             drafter=self.drafter,
             draft_control=None if self.draft_control is None else self.draft_control(),
             guard=None if self.guard is None else self.guard(clock()),
+            admitted=self.admitted,
         )
 
 
@@ -179,10 +186,11 @@ def open_runtime(loading: Loading) -> Runtime:
         costs_ms: Mapping[int, Sequence[float]] = {}
         if config.warm_up and config.draft_length:
             costs_ms = measure_step_costs(backend, loading.cells, slots, config.draft_length, time.perf_counter)
-        if config.adaptive and config.warm_up:
-            identity, cache = manifest.model.identity, manifest.cache_tokens
-            costs = costs_at_load(loading.directory, identity, backend, loading.cells, slots, cache, time.perf_counter)
-            limits = replace(limits, costs=costs)
+        stored = stored_costs(loading.directory, manifest.model.identity, backend, loading.cells)
+        costs = stored
+        if costs is None and config.adaptive and config.warm_up:
+            costs = quick_costs(backend, loading.cells, slots, manifest.cache_tokens, time.perf_counter)
+        limits = replace(limits, costs=costs)
         return Runtime(
             backend=backend,
             limits=limits,
@@ -200,6 +208,7 @@ def open_runtime(loading: Loading) -> Runtime:
             ),
             memory_phases=phases,
             guard=lambda now_s: make_guard(manifest, config, now_s),
+            admitted=None if stored is None else admitted_slots(limits, config),
         )
     except BaseException:
         backend.close()
@@ -220,6 +229,15 @@ def limits_of(config: RuntimeConfig, cells: tuple[Cell, ...], slots: int, *, any
         draft_length=config.draft_length,
         targets=Targets(config.ttft_target_ms, config.itl_target_ms),
     )
+
+
+def admitted_slots(limits: Limits, config: RuntimeConfig) -> int:
+    """Sequences at once that leave throughput_headroom_fraction of the measured throughput free."""
+    fraction = config.throughput_headroom_fraction
+    headroom = slots_within(limits.rules, config.slots, fraction)
+    if fraction:
+        log.info("%s", headroom.describe(fraction, "by costs.json"))
+    return headroom.slots
 
 
 def used_bytes(backend: Backend) -> int | None:

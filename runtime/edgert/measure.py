@@ -77,24 +77,23 @@ def measure_costs(
     return replace(costs, host_ms=measure_host_ms(runtime, costs, clock))
 
 
-def costs_at_load(
-    directory: Path, model: str, backend: Backend, cells: Sequence[Cell], slots: int, cache_tokens: int,
-    clock: Callable[[], float],
-) -> StepCosts:  # fmt: skip
-    """costs.json where it is of this model, device and version; else a quick measurement. Raises BackendError."""
-    described = backend.describe()
+def stored_costs(directory: Path, model: str, backend: Backend, cells: Sequence[Cell]) -> StepCosts | None:
+    """costs.json where it is of this model, device and version; None, and a warning where there is one that is not."""
     path = directory / COSTS_NAME
-    if path.exists():
-        try:
-            costs = load_costs(path)
-        except ArtifactError as error:
-            log.warning("%s is not used: %s", COSTS_NAME, error)
-        else:
-            here = (model, device_label(described), backend.name, str(described.get("version", "")))
-            if (costs.model, costs.device, costs.backend, costs.version) == here and not costs.missing(cells):
-                return costs
-            log.warning("%s is not used: it is of %s, %s %s", COSTS_NAME, costs.device, costs.backend, costs.version)
-    return quick_costs(backend, cells, slots, cache_tokens, clock, model)
+    if not path.exists():
+        return None
+    described = backend.describe()
+    here = (model, device_label(described), backend.name, str(described.get("version", "")))
+    try:
+        costs = load_costs(path)
+    except ArtifactError as error:
+        log.warning("%s is not used: %s", COSTS_NAME, error)
+        return None
+    if (costs.model, costs.device, costs.backend, costs.version) != here or costs.missing(cells):
+        what = f"{costs.device}, {costs.backend} {costs.version}"
+        log.warning("%s is not used, it is of another model, device, version or set of cells: %s", COSTS_NAME, what)
+        return None
+    return costs
 
 
 def quick_costs(

@@ -60,9 +60,10 @@ class Worker:
         drafter: Drafter | None = None,
         draft_control: DraftControl | None = None,
         guard: Guard | None = None,
+        admitted: int | None = None,
     ) -> None:
         """drafter: on the host. draft_control: the backend has a drafter, and this says how much it drafts. guard: is
-        asked before anything is admitted."""
+        asked before anything is admitted. admitted: sequences that run at once at most, None = as many as slots."""
         self.counters = Counters()
         self.guard = guard
         self.last_cell: Cell | None = None  # of the latest launch
@@ -75,6 +76,7 @@ class Worker:
         self._token_limit = token_limit
         self._clock = clock
         self._drafter = drafter
+        self._admitted = slots.usable if admitted is None else admitted
         # what the next step verifies is known once this one is read
         self._run_ahead = 0 if self.drafts.control.length else backend.run_ahead
         self._pace = Pace()
@@ -175,6 +177,7 @@ class Worker:
     def _admit(self) -> None:
         """Give waiting requests their slots, as far as the guard lets: it never touches what runs."""
         active = self._slots.usable if self.guard is None else self._ask(self.guard)
+        active = min(active, self._admitted)
         while self._waiting and self._slots.free and len(self._active) < active:
             waiting = self._waiting.popleft()
             slot = self._slots.take(waiting.request.id)

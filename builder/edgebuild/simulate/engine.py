@@ -36,6 +36,7 @@ class Setting:
     slots       sequences at once
     acceptance  by draft position, given the one before; () = nothing is drafted
     threshold   mtp_acceptance_threshold
+    admitted    sequences that run at once at most, for headroom; None = as many as slots
     active      sequences that may be active at a time (a guard's verdict), in seconds of virtual time; None = all
     """
 
@@ -44,6 +45,7 @@ class Setting:
     slots: int
     acceptance: tuple[float, ...] = ()
     threshold: float = 0.0
+    admitted: int | None = None
     active: Callable[[float], int] | None = None
 
 
@@ -156,7 +158,8 @@ class _Loop:
         return slots if self.setting.active is None else min(slots, self.setting.active(self.now_s))
 
     def admit(self, allowed: int) -> None:
-        while self.waiting and self.free and len(self.active) < allowed:
+        most = allowed if self.setting.admitted is None else min(allowed, self.setting.admitted)
+        while self.waiting and self.free and len(self.active) < most:
             number, arrival = self.waiting.popleft()
             prompt, output = self.fitted(arrival)
             self.result.clipped += (prompt, output) != (arrival.prompt_tokens, arrival.output_tokens)
