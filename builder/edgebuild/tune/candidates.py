@@ -27,6 +27,7 @@ REFINEMENTS: Mapping[Step, str] = {
     "kv_tiers": "kv_tiers",
     "ratio": "prefill_decode_ratio",
     "draft_length": "mtp_num_heads",
+    "adaptive": "adaptive",
 }
 TITLES: Mapping[Step, str] = {
     "baseline": "baseline",
@@ -37,6 +38,7 @@ TITLES: Mapping[Step, str] = {
     "kv_tiers": "KV tiers",
     "ratio": "prefill:decode",
     "draft_length": "draft length",
+    "adaptive": "adaptive",
     "draft_curve": "draft curve",
     "soak": "soak",
 }
@@ -49,12 +51,16 @@ THROUGHPUT_COSTS_TTFT = 0.10
 
 @dataclass(frozen=True)
 class Candidates:
-    """Values to try for `key`, in order. reason: why there are none. stop: a value that loses ends the step."""
+    """Values to try for `key`, in order. reason: why there are none. stop: a value that loses ends the step.
+
+    keep: one that neither wins nor loses is kept too
+    """
 
     key: str
     values: tuple[Setting, ...] = ()
     reason: str = ""
     stop: bool = True
+    keep: bool = False
 
 
 def current_settings(config: RuntimeConfig) -> dict[str, Setting]:
@@ -67,6 +73,7 @@ def current_settings(config: RuntimeConfig) -> dict[str, Setting]:
         "max_prefill_chunk_size": config.max_prefill_chunk_size,
         "kv_tiers": config.kv_tiers,
         "prefill_decode_ratio": f"1:{config.prefill_decode_ratio}",
+        "adaptive": config.adaptive,
     }
 
 
@@ -74,11 +81,15 @@ TUNED_KEYS = (*MECHANISMS.values(), *REFINEMENTS.values())
 
 
 def baseline_settings(manifest: Manifest, config: RuntimeConfig, concurrency: int) -> dict[str, Setting]:
-    """All three mechanisms off, everything captured allowed. What cannot be tuned here stays as the file has it."""
+    """All three mechanisms off, everything captured allowed. What cannot be tuned here stays as the file has it.
+
+    Not adaptive, so that a trial runs by the values that it names.
+    """
     settings = current_settings(config)
     for step, key in MECHANISMS.items():
         if not candidates(step, {**settings, key: False}, manifest, config, concurrency).reason:
             settings[key] = False
+    settings["adaptive"] = False
     settings["max_prefill_chunk_size"] = config.graph_bucket_sizes[-1]
     if manifest.draft_length:
         settings["mtp_num_heads"] = manifest.draft_length
@@ -123,6 +134,10 @@ def candidates(
         ratios = tuple(f"1:{n}" for n in dict.fromkeys((low, high)) if f"1:{n}" != settings[key])
         reason = "" if ratios else f"prefill_decode_ratio_range is [{low}, {high}]"
         return Candidates(key, ratios, reason, stop=False)
+    if step == "adaptive":
+        # closed-loop trials load the device evenly; what it gains is gained where load changes
+        reason = "" if config.adaptive else "scheduler.yaml has it off"
+        return Candidates(key, (True,) if config.adaptive else (), reason, keep=True)
     if not settings["enable_mtp"]:
         return Candidates(key, reason="MTP is off")
     longest = settings[key]

@@ -69,7 +69,12 @@ def _replace(text: str, key: str, value: object, comment: str) -> str:
     """Swap one value, and the comment lines right above its key."""
     root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     runtime = root.value[0][1]
-    name, node = next((name, node) for name, node in runtime.value if name.value == key)
+    found = [(name, node) for name, node in runtime.value if name.value == key]
+    if not found:  # an artifact older than the key
+        first = runtime.value[0][0].start_mark.index
+        indent = text[text.rfind("\n", 0, first) + 1 : first]
+        return f"{text[:first]}{key}: {_yaml(value)}  # {comment}\n{indent}{text[first:]}"
+    name, node = found[0]
     start = name.start_mark.index
     line = text.rfind("\n", 0, start) + 1
     indent = text[line:start]

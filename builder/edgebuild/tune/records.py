@@ -22,6 +22,7 @@ STEPS = (
     "kv_tiers",
     "ratio",
     "draft_length",
+    "adaptive",
     "draft_curve",
     "soak",
 )
@@ -34,6 +35,7 @@ Step = Literal[
     "kv_tiers",
     "ratio",
     "draft_length",
+    "adaptive",
     "draft_curve",
     "soak",
 ]

@@ -105,6 +105,7 @@ class Tuner:
         curve = make_curve(points, setup.threshold)
         vocabulary = make_vocabulary(points, curve, setup.manifest, setup.threshold)
         chosen, soak = self._soak(winners) if setup.soak_s else (winners[-1], None)
+        final = chosen.settings if soak is None else soak.settings
         assert chosen.figures is not None
         return Result(
             format_version=FORMAT_VERSION,
@@ -113,7 +114,7 @@ class Tuner:
             device=setup.device,
             versions=setup.versions,
             workload=setup.work.record,
-            settings=chosen.settings,
+            settings=final,
             baseline=baseline.number,
             trial=chosen.number,
             steps=tuple(trial.number for trial in self.trials),
@@ -158,7 +159,7 @@ class Tuner:
                 return judge(goal, before.samples, after, start.samples)
 
             trial = self._trial(step, settings, verdict, changed=found.key, against=best)
-            if trial.verdict == "wins":
+            if trial.verdict == "wins" or (found.keep and trial.verdict == "no gain"):
                 winners.append(trial)
             elif trial.verdict == "loses" and found.stop:
                 return
@@ -183,17 +184,25 @@ class Tuner:
         return points
 
     def _soak(self, winners: Sequence[Trial]) -> tuple[Trial, Trial]:
-        """The last winner that holds steady; raises TuningError where none does."""
-        refused = []
+        """The last winner that holds steady, and its soak; raises TuningError where none does.
+
+        An earlier winner soaks with `adaptive` as it came out in the end.
+        """
+        refused: list[str] = []
+        tried: list[Settings] = []
         for winner in reversed(winners):
-            trial = self._trial("soak", winner.settings, lambda _: ("steady", ""), against=winner, soak=True)
+            settings = {**winner.settings, "adaptive": winners[-1].settings["adaptive"]}
+            if settings in tried:
+                continue
+            tried.append(settings)
+            trial = self._trial("soak", settings, lambda _: ("steady", ""), against=winner, soak=True)
             if trial.verdict == "steady":
                 return winner, trial
             refused.append(f"trial {winner.number} {trial.verdict}: {trial.reason}")
             self.stages.note(f"refused: {trial.reason}")
         raise TuningError(
             f"no settings held steady over {self.setup.soak_s / 60:g} minutes: {refused[0]}",
-            hint="cool the device or close other programs, or raise limits.max_drift_fraction in the profile",
+            hint="see the logbook; cool the device, close other programs, or raise limits.max_drift_fraction",
         )
 
     def _refusal(self, settings: Settings) -> str | None:
@@ -233,11 +242,11 @@ class Tuner:
         start = self.now()
         failure: str | None = None
         result: dict[str, Any] | None = None
-        with self.stages.stage(title) as report:
-            try:
+        try:
+            with self.stages.stage(title) as report:
                 result = self.runner(job, report)
-            except TrialFailed as error:
-                failure = str(error)
+        except TrialFailed as error:
+            failure = str(error)
         duration_s = self.now() - start
         after, _ = self.look()
         fields: dict[str, Any] = {
@@ -279,7 +288,7 @@ class Tuner:
         for trial in reversed(self.known):
             if (trial.step, trial.against, trial.draft_length) != (step, number, draft_length):
                 continue
-            if trial.settings != dict(settings) or trial.verdict == "not applicable":
+            if trial.settings != dict(settings) or trial.verdict in ("not applicable", "failed"):
                 continue
             drift = trial.drift
             if (

@@ -39,7 +39,7 @@ def test_one_change_at_a_time_in_the_fixed_order(setup: Setup, book: Path) -> No
     order = list(dict.fromkeys(trial.step for trial in trials))
     assert order == [
         "baseline", "chunked_prefill", "cuda_graph", "mtp", "chunk_size", "kv_tiers", "ratio", "draft_length",
-        "draft_curve", "soak",
+        "adaptive", "draft_curve", "soak",
     ]  # fmt: skip
     by_number = {trial.number: trial for trial in trials}
     first = trials[0].settings
@@ -66,7 +66,7 @@ def test_a_winner_is_kept_and_a_loser_is_not(setup: Setup, book: Path) -> None:
 
 def test_within_the_spread_nothing_changes(setup: Setup, book: Path) -> None:
     result, trials = run(setup, book, FakeDevice(noise=(0.0, 0.9, -0.9)))
-    assert result.settings == trials[0].settings
+    assert result.settings == {**trials[0].settings, "adaptive": True}  # for changing load, which no trial has
     assert {trial.verdict for trial in trials if trial.step not in ("baseline", "draft_curve", "soak")} <= {
         "no gain",
         "not applicable",
@@ -138,6 +138,14 @@ def test_a_finished_run_measures_nothing_again(setup: Setup, book: Path) -> None
     assert device.jobs
 
 
+def test_a_trial_that_failed_is_tried_again(setup: Setup, book: Path) -> None:
+    run(setup, book, FakeDevice(fails=lambda overrides: "no memory" if overrides["enable_mtp"] else None))
+    device = FakeDevice()
+    result, _ = run(setup, book, device)
+    assert result.settings["enable_mtp"] is True
+    assert not any(job["overrides"]["enable_cuda_graph"] is False for job in device.jobs)  # those are in the logbook
+
+
 def test_a_half_written_last_line_is_cut_off_and_measured_again(setup: Setup, book: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(setup, book, FakeDevice(ends_after=3))
@@ -186,6 +194,7 @@ def test_a_winner_that_drifts_is_refused_and_the_one_before_it_soaks(setup: Setu
     assert soaks[0].drift.tpot == pytest.approx(0.2 * 0.8, abs=0.03)
     assert result.settings["enable_mtp"] is False
     assert result.settings["enable_cuda_graph"] is True
+    assert result.settings["adaptive"] is True
     assert result.soak == soaks[-1].number
     assert device.now_s > 3 * 600  # in virtual time
 
