@@ -13,9 +13,12 @@ import numpy.typing as npt
 import torch
 import toys
 from edgebuild.checkpoint import open_checkpoint
-from edgebuild.engine.tensorrt import build_engine
+from edgebuild.drafter import DrafterWeights, find_drafter
+from edgebuild.engine.tensorrt import build_drafter_engine, build_engine
 from edgebuild.export import FORMS, Forms, export_decoder
+from edgebuild.export.mtp import export_mtp
 from edgebuild.golden import make_golden
+from edgebuild.golden_drafts import ReferenceDrafter
 from edgebuild.models import load_decoder
 from edgebuild.models.config import ModelConfig
 from edgert.backends.base import Setup, StepInputs, StepOutputs
@@ -23,11 +26,15 @@ from edgert.backends.tensorrt import TensorRTBackend
 from edgert.cells import Cell
 from edgert.manifest_records import StateSpec
 from edgert.step import empty_step
+from toy_mtp import random_mtp, write_sidecar
 
 CACHE, CONTEXT, SLOTS, VOCABULARY = 320, 256, 4, 300
 SMALL, LARGE = Cell("prefill", 1, 16, 256), Cell("prefill", 1, 64, 256)
 ONE, TWO, FOUR = (Cell("decode", batch, 1, 256) for batch in (1, 2, 4))
 CELLS = (SMALL, LARGE, ONE, Cell("decode", 1, 1, 128), TWO, FOUR)
+LONGEST = 4  # drafts a step
+DRAFT_CELLS = (SMALL, LARGE, *(Cell("decode", batch, rows, 256) for batch in (1, 2) for rows in (1, 1 + LONGEST)))
+SPLIT = replace(FORMS["tensorrt-rtx"], processors=132)  # as a build for this device exports
 MAKERS = {
     "llama": toys.make_llama,
     "qwen2": toys.make_qwen2,
@@ -74,7 +81,7 @@ class Toy:
             backend.close()
 
 
-def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["tensorrt-rtx"]) -> Toy:
+def make_toy(directory: Path, family: str = "llama", *, forms: Forms = SPLIT) -> Toy:
     """Checkpoint → ONNX in float16 → engine with the cells above."""
     make = MAKERS[family]
     head_dim = 128 if family == "qwen3" else 64  # the written-out attention has a form for either
@@ -96,6 +103,59 @@ def make_toy(directory: Path, family: str = "llama", *, forms: Forms = FORMS["te
     build_engine(graph.path, artifact / "decoder.plan", CELLS)
     states = tuple(StateSpec(s.name, s.name + ".out", s.dtype, s.kind, s.shape) for s in graph.states)
     return Toy(artifact, checkpoint, states)
+
+
+@dataclass(frozen=True)
+class DraftingToy(Toy):
+    """A toy with mtp.plan beside decoder.plan, for the cells DRAFT_CELLS. sidecar: the drafter's weights."""
+
+    draft_states: tuple[StateSpec, ...] = ()
+    sidecar: Path = Path()
+
+    def setup(self, **options: Any) -> Setup:
+        drafting = {"draft_length": LONGEST, "draft_states": self.draft_states}
+        return replace(super().setup(**options), cells=DRAFT_CELLS, **drafting)
+
+    def drafter(self) -> ReferenceDrafter:
+        config = ModelConfig.from_hf(self.checkpoint.config)
+        found = find_drafter(self.checkpoint, config, self.sidecar)
+        assert isinstance(found, DrafterWeights)
+        return ReferenceDrafter(config, found, range(VOCABULARY))
+
+    def golden(self) -> dict[str, Any]:
+        return make_golden(
+            self.checkpoint,
+            precision="float16",
+            chunk_sizes=(16, 64),
+            context_tokens=CONTEXT,
+            drafter=self.drafter(),
+            draft_length=LONGEST,
+        )
+
+
+def make_drafting_toy(directory: Path, family: str, *, seed: int = 0) -> DraftingToy:
+    """As `make_toy`, with a random drafter. seed: of the drafter; the model is always the same."""
+    head_dim = 128 if family == "qwen3" else 64
+    MAKERS[family](directory / "checkpoint", hidden=128, heads=4, kv_heads=2, head_dim=head_dim, ffn=256)
+    checkpoint = open_checkpoint(directory / "checkpoint")
+    config = ModelConfig.from_hf(checkpoint.config)
+    sidecar = write_sidecar(directory / "mtp.safetensors", random_mtp(directory / "checkpoint", seed))
+    drafter = find_drafter(checkpoint, config, sidecar)
+    assert drafter is not None
+    artifact = directory / "artifact"
+    artifact.mkdir()
+    common: dict[str, Any] = {
+        "cache_tokens": CACHE, "precision": "float16", "forms": FORMS["tensorrt-rtx"]
+    }  # fmt: skip
+    graph = export_decoder(config, checkpoint, artifact, token_limit=VOCABULARY, drafting=True, **common)
+    mtp = export_mtp(config, drafter, artifact, draft_tokens=range(VOCABULARY), **common)
+    build_engine(graph.path, artifact / "decoder.plan", DRAFT_CELLS)
+    build_drafter_engine(mtp.path, artifact / "mtp.plan", DRAFT_CELLS, draft_length=LONGEST, cache_tokens=CACHE)
+    states, drafts = (
+        tuple(StateSpec(s.name, s.name + ".out", s.dtype, s.kind, s.shape) for s in each.states)
+        for each in (graph, mtp)
+    )
+    return DraftingToy(artifact, checkpoint, states, drafts, sidecar)
 
 
 def prefill(
