@@ -13,19 +13,16 @@ pytest.importorskip("tensorrt_rtx", reason="the rtx extra is not installed")
 pytest.importorskip("polygraphy", reason="the rtx extra is not installed")
 
 from edgebuild.checkpoint import Checkpoint, open_checkpoint
-from edgebuild.engine.tensorrt import build_engine
-from edgebuild.export import FORMS, export_decoder
-from edgebuild.models.config import ModelConfig
 from edgebuild.models.loading import Sequence1, reference_logits
-from edgert.backends.base import Setup
 from edgert.backends.tensorrt import TensorRTBackend
 from edgert.cells import Cell
-from edgert.manifest_records import StateSpec
+from edgert.loading import open_runtime, plan_loading
+from gpu_artifact import smollm2_artifact
 from gpu_toy import decode_step, generate, prefill, relative
 from tokenizers import Tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
-CHUNK, ONE = Cell("prefill", 1, 128, 640), Cell("decode", 1, 1, 640)
+REACH = 640  # positions that the tests use
 TEXT = (Path(__file__).parents[2] / "README.md").read_text()
 QUESTIONS = [
     f"{verb} {what}."
@@ -36,45 +33,44 @@ QUESTIONS = [
 
 @dataclass(frozen=True)
 class Model:
+    """backend: warm, and checked against its golden vectors. chunk, one: the smallest cells that reach far enough."""
+
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     backend: TensorRTBackend
+    chunk: Cell
+    one: Cell
 
 
 @pytest.fixture(scope="module")
 def model(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    directory = tmp_path_factory.mktemp("smollm2")
+    loading = plan_loading(smollm2_artifact(demo_gguf, tmp_path_factory.mktemp("smollm2")), {"enable_mtp": False})
+    assert loading.golden is not None
+    runtime = open_runtime(loading)
+    assert isinstance(runtime.backend, TensorRTBackend)
     checkpoint = open_checkpoint(demo_gguf)
-    limit = checkpoint.tokenizer.token_limit
-    graph = export_decoder(
-        ModelConfig.from_hf(checkpoint.config),
-        checkpoint,
-        directory,
-        cache_tokens=768,
-        token_limit=limit,
-        precision="float16",
-        forms=FORMS["tensorrt-rtx"],
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json)
+    chunk, one = (
+        min(cell for cell in loading.cells if cell.kind == kind and cell.batch == 1 and cell.kv_tier >= REACH)
+        for kind in ("prefill", "decode")
     )
-    build_engine(graph.path, directory / "decoder.plan", [CHUNK, ONE])
-    states = tuple(StateSpec(s.name, s.name + ".out", "float16", s.kind, s.shape) for s in graph.states)
-    setup = Setup(directory, (CHUNK, ONE), 1, 768, limit, states, {"flavour": "tensorrt-rtx"})
-    backend = TensorRTBackend(setup)
-    backend.warm_up()
-    yield Model(checkpoint, Tokenizer.from_str(checkpoint.tokenizer.tokenizer_json), backend)
-    backend.close()
+    yield Model(checkpoint, tokenizer, runtime.backend, chunk, one)
+    runtime.backend.close()
 
 
 def test_logits_of_512_positions_agree_with_float32(model: Model) -> None:
     ids = model.tokenizer.encode(TEXT * 3, add_special_tokens=False).ids[:520]
     (reference,) = reference_logits(model.checkpoint, [Sequence1(tuple(ids), first=7)])
-    prefill(model.backend, ids[:8], cell=CHUNK)
-    errors = []
+    prefill(model.backend, ids[:8], cell=model.chunk)
+    errors, wrong = [], 0
     for position in range(8, 520):
-        step = decode_step(ONE, 0, [ids[position]], [position], logits=True)
+        step = decode_step(model.one, 0, [ids[position]], [position], logits=True)
         logits = model.backend.launch(step).result().logits
-        assert logits is not None
-        errors.append(relative(logits[0, 0], reference[position - 7].numpy()))
-    print(f"relative error: median {np.median(errors):.2e}, worst {max(errors):.2e}")
+        expected = reference[position - 7].numpy()
+        errors.append(relative(logits[0, 0], expected))
+        wrong += int(logits[0, 0].argmax()) != int(expected.argmax())
+    print(f"relative error: median {np.median(errors):.2e}, p95 {np.percentile(errors, 95):.2e}, "
+          f"worst {max(errors):.2e}; another best token at {wrong} of 512")  # fmt: skip
     assert max(errors) <= 5e-3
 
 
@@ -84,11 +80,11 @@ def test_greedy_tokens_are_the_references_except_at_near_ties(model: Model) -> N
     for question in QUESTIONS:
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         ids = model.tokenizer.encode(prompt, add_special_tokens=False).ids
-        answer = [int(prefill(model.backend, ids, cell=CHUNK)[-1].next_token[0])]
+        answer = [int(prefill(model.backend, ids, cell=model.chunk)[-1].next_token[0])]
         for place in range(63):
-            step = decode_step(ONE, 0, [answer[-1]], [len(ids) + place])
+            step = decode_step(model.one, 0, [answer[-1]], [len(ids) + place])
             answer.append(int(model.backend.launch(step).result().next_token[0]))
-        assert generate(model.backend, ids, 64, cell=ONE, chunk=CHUNK) == answer
+        assert generate(model.backend, ids, 64, cell=model.one, chunk=model.chunk) == answer
         sequences.append(Sequence1(tuple(ids + answer), first=len(ids) - 1))
         starts.append(len(ids))
     ties = []
@@ -97,5 +93,5 @@ def test_greedy_tokens_are_the_references_except_at_near_ties(model: Model) -> N
             ours, best = sequence.ids[start + place], int(row.argmax())
             if ours != best:
                 ties.append((start + place, ours, best, float(row[best] - row[ours]), float(abs(row[best]))))
-    print(f"{len(ties)} of {64 * len(sequences)} tokens differ: {ties}")
+    print(f"{len(ties)} of {64 * len(sequences)} tokens differ (position, ours, reference's, top-2 gap, top-1): {ties}")
     assert all(gap <= 1e-2 * size for *_, gap, size in ties)
