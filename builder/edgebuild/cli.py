@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "edgebuild.commands.artifact:inspect",
     "verify": "edgebuild.commands.artifact:verify",
     "train-mtp": "edgebuild.commands.train:train_mtp",
+    "simulate": "edgebuild.commands.simulate:simulate",
     "report": "edgebuild.commands.report:report",
     "tune": "edgebuild.commands.tune:tune",
 }

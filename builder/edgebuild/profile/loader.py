@@ -28,6 +28,11 @@ def bundled_traffic(name: str = DEFAULT_TRAFFIC) -> Path:
     return bundled("profiles") / "traffic" / f"{name}.yaml"
 
 
+def bundled_traffic_names() -> list[str]:
+    """Names of the traffic histograms that ship with edgebuild."""
+    return sorted(path.stem for path in (bundled("profiles") / "traffic").glob("*.yaml"))
+
+
 def find_profile(path_or_name: Path | str) -> Path:
     """The file meant: one that exists, else a bundled profile of that name (`orin`, or `orin.yaml` without folder)."""
     path = Path(path_or_name)

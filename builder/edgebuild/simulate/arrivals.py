@@ -45,13 +45,19 @@ class Pattern:
 
 
 def read_arrivals(
-    path: Path, *, requests: int | None = None, rate: float | None = None, burstiness: float = 1.0, seed: int = 0
+    path: Path,
+    *,
+    requests: int | None = None,
+    rate: float | None = None,
+    burstiness: float | None = None,
+    seed: int = 0,
 ) -> tuple[list[Arrival], Pattern]:
     """The requests of a trace in order of time, or `requests` drawn from a histogram. Raises TrafficError.
 
     requests    at most so many of a trace, from its beginning; a histogram gives 1,000 unless told otherwise
     rate        requests a second. A trace keeps its pattern and is stretched to it; a histogram needs it
-    burstiness  shape of the gamma process where there are no times: 1 = Poisson, smaller = in bursts
+    burstiness  shape of the gamma process where there are no times: 1 = Poisson, smaller = in bursts; None: what the
+                histogram says, else 1
     """
     timed = _timed(path)
     if timed is not None:
@@ -66,12 +72,19 @@ def read_arrivals(
     histogram = read_traffic(path)
     if rate is None:
         raise TrafficError(
-            f"{path}: lengths without times", hint="say how many requests come a second: --rate 0.5, or --rate auto"
+            f"{path}: lengths without times",
+            hint="say how many requests come a second (--rate), or what share of the possible (--load)",
         )
-    process = "Poisson" if burstiness == 1 else f"gamma of shape {burstiness:g}"
+    shape = (histogram.burstiness or 1.0) if burstiness is None else burstiness
+    process = "Poisson" if shape == 1 else f"gamma of shape {shape:g}"
     how = f"{process}, {rate:.3g} requests/s, seed {seed}"
-    drawn = draw(histogram, requests or 1000, rate, burstiness, seed)
+    drawn = draw(histogram, requests or 1000, rate, shape, seed)
     return drawn, Pattern(histogram.name, histogram.attribution, how, rate)
+
+
+def has_times(path: Path) -> bool:
+    """Whether the file says when its requests came."""
+    return _rows(path) is not None
 
 
 def draw(histogram: Histogram, requests: int, rate: float, burstiness: float, seed: int) -> list[Arrival]:
@@ -98,6 +111,12 @@ def mean_rate(arrivals: Sequence[Arrival]) -> float:
 
 def _timed(path: Path) -> tuple[list[Arrival], int] | None:
     """Arrivals and skipped rows of a file with times; None for one without."""
+    rows = _rows(path)
+    return None if rows is None else _arrivals(path, rows)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, str, str, float]] | None:
+    """Time, prompt, output, task and seconds a unit of time of every row; None for a file without times."""
     try:
         if path.is_dir() or path.stat().st_size > MOST_BYTES:
             return None
@@ -107,8 +126,7 @@ def _timed(path: Path) -> tuple[list[Arrival], int] | None:
         raise TrafficError(f"{path}: {error.strerror or error}") from error
     if head.startswith(b"\x1f\x8b") or b"\0" in head:
         return None
-    rows = _json_rows(path) if head.lstrip().startswith(b"{") else _csv_rows(path)
-    return None if rows is None else _arrivals(path, rows)
+    return _json_rows(path) if head.lstrip().startswith(b"{") else _csv_rows(path)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, str, str, str, float]] | None:

@@ -30,6 +30,7 @@ class Histogram:
     output_counts           [longest output + 1] requests with exactly this many output tokens
     decode_context_counts   [longest prompt + output + 1] decode steps taken at exactly this context length
     tasks                   task label -> requests, empty when the trace has none
+    burstiness              shape of the gamma process that its arrivals resemble (1 = Poisson); None = not known
     """
 
     name: str
@@ -41,6 +42,7 @@ class Histogram:
     output_counts: Counts
     decode_context_counts: Counts
     tasks: Mapping[str, int] = field(default_factory=dict)
+    burstiness: float | None = None
 
     @classmethod
     def from_lengths(
@@ -59,7 +61,7 @@ class Histogram:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):
             return NotImplemented
-        plain = ("name", "source_sha256", "attribution", "requests")
+        plain = ("name", "source_sha256", "attribution", "requests", "burstiness")
         arrays = ("prompt_counts", "output_counts", "decode_context_counts")
         return (
             all(getattr(self, key) == getattr(other, key) for key in plain)

@@ -27,6 +27,7 @@ _FIELDS = {
     "requests",
     "skipped",
     "tasks",
+    "burstiness",
     "prompt_counts",
     "output_counts",
     "decode_context_changes",
@@ -43,6 +44,7 @@ def dump_histogram(histogram: Histogram) -> str:
         "requests": histogram.requests,
         "skipped": dict(histogram.skipped),
         "tasks": dict(histogram.tasks),
+        **({} if histogram.burstiness is None else {"burstiness": histogram.burstiness}),
     }
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
     text += "# size: entries of the array; counts: length:requests, lengths that do not occur are left out\n"
@@ -72,7 +74,7 @@ def parse_histogram(text: str, where: str, sha256: str) -> Histogram:
         version = data.get(MARK) if isinstance(data, dict) else None
         raise TrafficError(f"{where}: {MARK} is {version!r}, this edgebuild reads version {VERSION}")
     unknown = sorted(str(key) for key in data if key not in _FIELDS)
-    missing = sorted(_FIELDS - set(data) - {"source_sha256", "attribution", "skipped", "tasks"})
+    missing = sorted(_FIELDS - set(data) - {"source_sha256", "attribution", "skipped", "tasks", "burstiness"})
     if unknown or missing:
         raise TrafficError(f"{where}: missing fields: {missing or 'none'}; unknown fields: {unknown or 'none'}")
     changes = _array(data, "decode_context_changes", "changes", where)
@@ -86,6 +88,7 @@ def parse_histogram(text: str, where: str, sha256: str) -> Histogram:
         output_counts=_array(data, "output_counts", "counts", where),
         decode_context_counts=np.cumsum(changes),
         tasks=_tally(data, "tasks", where),
+        burstiness=_burstiness(data, where),
     )
     if problems := histogram.problems():
         raise TrafficError(f"{where}: the counts contradict each other: {'; '.join(problems)}")
@@ -107,6 +110,15 @@ def shown_text(value: str, key: str, where: str) -> str:
     if len(value) > LONGEST_TEXT:
         raise TrafficError(f"{where}: {key} has {len(value):,} characters, at most {LONGEST_TEXT:,} are carried along")
     return value
+
+
+def _burstiness(data: dict[Any, Any], where: str) -> float | None:
+    value = data.get("burstiness")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.01 <= value <= 100:
+        raise TrafficError(f"{where}: burstiness is {value!r}, expected a number from 0.01 to 100 (1 = Poisson)")
+    return float(value)
 
 
 def _whole(value: object, what: str) -> int:
