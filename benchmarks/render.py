@@ -2,17 +2,20 @@
 
 Every script here writes one JSON object: "what" or "note" says what was measured, "device" and "versions" where,
 "commit" and "command" how; "rows" or "results" is a list of flat records, one line of the table each. No figure is
-typed by hand.
+typed by hand. A "picture" (title, bars of label and value) becomes an SVG file beside the page; lists named "ledger",
+"differences" and the object "summary" follow the table.
 """
 
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS, TARGET = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
+PICTURES = ROOT / "docs" / "pictures"
 FACTS = ("device", "versions", "clocks", "date", "commit", "command")
 HEAD = """# Benchmarks
 
@@ -37,10 +40,51 @@ def _section(path: Path) -> str:
     lines += [f"- {key}: {_text(value)}" for key, value in facts.items()]
     if not rows:
         rows = [{key: value for key, value in document.items() if isinstance(value, (int, float))}]
-    columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if _flat(value)))
-    lines += ["", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(_text(row.get(column, '')) for column in columns)} |" for row in rows]
+    lines += ["", *_table(rows)]
+    for name in ("ledger", "differences"):
+        if document.get(name):
+            lines += ["", f"{name}:", "", *_table(document[name])]
+    if summary := document.get("summary"):
+        lines += ["", *(f"- {key}: {_text(value)}" for key, value in summary.items())]
+    if (document.get("picture") or {}).get("bars"):
+        lines += ["", f"![{document['picture']['title']}](pictures/{path.stem}.svg)"]
     return "\n".join([*lines, ""])
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if _flat(value)))
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return lines + [f"| {' | '.join(_text(row.get(column, '')) for column in columns)} |" for row in rows]
+
+
+def pictures(results: Path = RESULTS) -> dict[str, str]:
+    """File name → SVG of every result that has bars."""
+    found = {}
+    for path in sorted(results.glob("*.json")):
+        picture = json.loads(path.read_text()).get("picture")
+        if picture and picture["bars"]:
+            found[f"{path.stem}.svg"] = _svg(picture["title"], picture["bars"])
+    return found
+
+
+def _svg(title: str, bars: list[dict[str, Any]]) -> str:
+    """Horizontal bars, one a line, each with its value; readable on a light and on a dark page."""
+    widest = max(bar["value"] for bar in bars) or 1
+    left, full, step = 150, 420, 22
+    height = 34 + step * len(bars)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="680" height="{height}" fill="#ffffff"/>',
+        f'<text x="8" y="18" font-size="13" fill="#1a1a1a">{escape(title)}</text>',
+    ]
+    for place, bar in enumerate(bars):
+        y, width = 30 + step * place, round(full * bar["value"] / widest, 1)
+        lines += [
+            f'<text x="{left - 8}" y="{y + 12}" text-anchor="end" fill="#1a1a1a">{escape(str(bar["label"]))}</text>',
+            f'<rect x="{left}" y="{y}" width="{width}" height="16" fill="#2a6fb0"/>',
+            f'<text x="{left + width + 6}" y="{y + 12}" fill="#1a1a1a">{bar["value"]:,.0f}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def _flat(value: Any) -> bool:
@@ -59,4 +103,7 @@ def _text(value: Any) -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(render())
+    for name, drawing in pictures().items():
+        PICTURES.mkdir(exist_ok=True)
+        (PICTURES / name).write_text(drawing)
     print(f"{TARGET.relative_to(ROOT)}: {len(list(RESULTS.glob('*.json')))} runs")

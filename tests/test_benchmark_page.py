@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -37,3 +38,22 @@ def test_rows_become_a_table(tmp_path: Path) -> None:
     assert "| shape | step_ms | note |" in page
     assert "| 0.6b | 1.235 |  |" in page
     assert "x\\|y" in page
+
+
+def test_pictures_are_up_to_date() -> None:
+    drawn = RENDER.pictures()
+    for name, drawing in drawn.items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == drawing, "run python benchmarks/render.py"
+
+
+def test_bars_become_a_picture_that_the_page_shows(tmp_path: Path) -> None:
+    bars = [{"label": "opened <1>", "value": 10.0}, {"label": "decode", "value": 20.0}]
+    record = {"what": "memory", "device": "d", "rows": [{"a": 1}], "picture": {"title": "MB & more", "bars": bars}}
+    (tmp_path / "prefill.json").write_text(json.dumps(record))
+    assert "![MB & more](pictures/prefill.svg)" in RENDER.render(tmp_path)
+    drawing = RENDER.pictures(tmp_path)["prefill.svg"]
+    root = ElementTree.fromstring(drawing)
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert texts == ["MB & more", "opened <1>", "10", "decode", "20"]
+    widths = [float(element.attrib["width"]) for element in root.iter() if element.tag.endswith("rect")][1:]
+    assert widths[1] == 2 * widths[0]
