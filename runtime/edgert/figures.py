@@ -35,8 +35,8 @@ FIGURES = (
     Figure("output_tokens_per_s", "tokens/s", "higher"),
     Figure("goodput_requests_per_s", "goodput req/s", "higher", 2),
     Figure("peak_memory_bytes", "memory MB", "lower", 0, 1e-6),
-    Figure("acceptance", "acceptance", "higher", 0, 100.0, " %"),
-    Figure("mean_accepted_length", "accepted length", "higher", 2),
+    Figure("acceptance", "drafts accepted", "higher", 0, 100.0, " %"),
+    Figure("mean_accepted_length", "tokens a step", "higher", 2),
 )
 BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}
 

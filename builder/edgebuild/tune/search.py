@@ -37,7 +37,7 @@ from edgebuild.tune.records import (
     Verdict,
 )
 from edgebuild.tune.runner import Runner, TrialFailed
-from edgebuild.tune.winner import judge
+from edgebuild.tune.winner import Goal, judge
 from edgebuild.tune.workload import Work, as_job
 
 Samples = Mapping[str, Sequence[float | None]]
@@ -154,15 +154,31 @@ class Tuner:
             if refusal is not None:
                 self._not_applicable(step, best, found.key, value, refusal)
                 continue
-
-            def verdict(after: Samples, before: Trial = best) -> tuple[Verdict, str]:
-                return judge(goal, before.samples, after, start.samples)
-
+            verdict = self._confirmed(step, goal, best, start, found.keep)
             trial = self._trial(step, settings, verdict, changed=found.key, against=best)
             if trial.verdict == "wins" or (found.keep and trial.verdict == "no gain"):
                 winners.append(trial)
             elif trial.verdict == "loses" and found.stop:
                 return
+
+    def _confirmed(self, step: Step, goal: Goal, before: Trial, start: Trial, keep: bool) -> Judge:
+        """A judge that measures `before` once more where the verdict decides: the device may have changed meanwhile."""
+
+        def verdict(after: Samples) -> tuple[Verdict, str]:
+            word, reason = judge(goal, before.samples, after, start.samples)
+            if word != "wins" and not (keep and word == "loses"):
+                return word, reason
+            why = f"trial {before.number} once more, after a change that {word}"
+            again = self._trial(step, before.settings, lambda _: ("measured", why), against=before)
+            self.trials.remove(again)  # it stands in the logbook; a run that is continued may not need it again
+            if again.figures is None:
+                return word, reason
+            second, _ = judge(goal, again.samples, after, again.samples if start is before else start.samples)
+            if second == word:
+                return word, f"{reason}; so too beside trial {again.number}"
+            return "no gain", f"{reason}, but not beside trial {again.number}: the device itself has changed"
+
+        return verdict
 
     def _draft_curve(self, best: Trial) -> list[Trial]:
         """k = 0.. one request at a time, always exactly as many drafts as asked for."""
@@ -228,7 +244,7 @@ class Tuner:
     ) -> Trial:
         """Measure, or take from the logbook."""
         setup = self.setup
-        title = options.TITLES[step] + _change(changed, against, settings, draft_length)
+        title = options.TITLES[step] + ("" if soak else _change(changed, against, settings, draft_length))
         reused = self._found(step, settings, against, draft_length)
         if reused is not None:
             self.stages.note(f"{title}: trial {reused.number} of the logbook ({reused.verdict})")
@@ -339,6 +355,7 @@ class Tuner:
 
     def _written(self, trial: Trial) -> Trial:
         """Into the logbook, and the verdict on the screen."""
+        trial = trial.model_copy(update={"number": self.last_number + 1})  # another may have been written meanwhile
         self.append(trial)
         self.last_number = trial.number
         self.trials.append(trial)
@@ -351,7 +368,7 @@ def _change(changed: str | None, against: Trial | None, settings: Settings, draf
     if draft_length is not None:
         return f": {draft_length} drafts"
     if changed is None:
-        return ""
+        return "" if against is None else ": as before, once more"
     after = show_setting(settings[changed])
     return f": {after}" if against is None else f": {show_setting(against.settings[changed])} → {after}"
 

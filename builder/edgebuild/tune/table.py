@@ -17,25 +17,24 @@ _STYLES = {"wins": "green", "steady": "green", "loses": "yellow", "failed": "red
 def print_result(console: Any, result: Result, trials: Sequence[Trial]) -> None:
     """Tables: the steps, the draft curve, the draft vocabulary. console: rich's."""
     console.print(steps_table(result, trials))
-    told = [(TITLES[trial.step], trial) for trial in trials if trial.verdict not in ("baseline", "measured")]
-    for title, trial in told:
-        console.print(
-            f"{trial.number:>4}  {title}: {trial.verdict}: {trial.reason}", style="dim", markup=False, highlight=False
-        )
+    for trial in trials:
+        if trial.verdict not in ("baseline", "measured"):
+            line = f"{trial.number:>4}  {TITLES[trial.step]}: {trial.verdict}: {trial.reason}"
+            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     if result.curve is not None:
         console.print(curve_table(result))
-        console.print(f"draft length {result.curve.pick}: {result.curve.reason}", markup=False, highlight=False)
+        console.print(f"draft length {result.curve.pick}: {result.curve.reason}", markup=False, soft_wrap=True)
     if result.draft_vocabulary is not None:
         console.print(vocabulary_table(result))
         reason = result.draft_vocabulary.reason
-        console.print(f"draft vocabulary {result.draft_vocabulary.pick:,}: {reason}", markup=False, highlight=False)
+        console.print(f"draft vocabulary {result.draft_vocabulary.pick:,}: {reason}", markup=False, soft_wrap=True)
     for note in result.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def steps_table(result: Result, trials: Sequence[Trial]) -> Any:
-    """A row for each trial but the curve's; the chosen one is marked."""
-    shown = [trial for trial in trials if trial.step not in ("draft_curve", "soak")]
+    """A row for each trial that decided something by its figures; the chosen one is marked."""
+    shown = [trial for trial in trials if trial.figures is not None and trial.verdict != "measured"]
     rows = [_plain(trial.figures) for trial in shown]
     columns = shown_figures(rows)
     table = _table("What each step gave", ["", "step", "change", *(figure.title for figure in columns), "verdict"], 3)
@@ -43,8 +42,7 @@ def steps_table(result: Result, trials: Sequence[Trial]) -> Any:
         mark = ">" if trial.number == result.trial else ""
         change = "" if trial.changed is None else f"{show_setting(trial.before)} → {show_setting(trial.after)}"
         cells = [figure.show(figures.get(figure.key)) for figure in columns]
-        style = _STYLES.get(trial.verdict, "dim" if trial.figures is None else "")
-        table.add_row(mark, TITLES[trial.step], change, *cells, trial.verdict, style=style)
+        table.add_row(mark, TITLES[trial.step], change, *cells, trial.verdict, style=_STYLES.get(trial.verdict, ""))
     return table
 
 

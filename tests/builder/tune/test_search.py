@@ -45,7 +45,7 @@ def test_one_change_at_a_time_in_the_fixed_order(setup: Setup, book: Path) -> No
     first = trials[0].settings
     assert (first["enable_chunked_prefill"], first["enable_cuda_graph"], first["enable_mtp"]) == (False, False, False)
     for trial in trials[1:]:
-        if trial.step in ("draft_curve", "soak") or trial.verdict == "not applicable":
+        if trial.verdict not in ("wins", "no gain", "loses"):
             continue
         before = by_number[trial.against].settings
         assert {key for key in before if before[key] != trial.settings[key]} == {trial.changed}
@@ -71,6 +71,22 @@ def test_within_the_spread_nothing_changes(setup: Setup, book: Path) -> None:
         "no gain",
         "not applicable",
     }
+
+
+def test_a_device_that_became_faster_by_itself_makes_no_winner(setup: Setup, book: Path) -> None:
+    device = FakeDevice()
+
+    def speed(_: Mapping[str, Any]) -> dict[str, float]:
+        return {"output_tokens_per_s": 100.0 + 50 * (len(device.jobs) >= 3), "longest_gap_ms": 100.0}
+
+    device.speed = speed  # the third trial and all after it run on a device that is half as fast again
+    result, trials = run(setup, book, device)
+    graphs = next(trial for trial in trials if trial.step == "cuda_graph" and trial.changed)
+    assert graphs.verdict == "no gain"
+    assert "the device itself has changed" in graphs.reason
+    again = next(trial for trial in read_logbook(book).trials if trial.step == "cuda_graph" and not trial.changed)
+    assert (again.verdict, again.settings) == ("measured", trials[0].settings)
+    assert result.settings["enable_cuda_graph"] is False
 
 
 def test_what_a_backend_cannot_do_is_said_and_left_as_it_was(artifact: Path, tmp_path: Path, book: Path) -> None:
@@ -121,10 +137,11 @@ def test_a_run_that_is_cut_anywhere_continues_where_it_stopped(setup: Setup, tmp
         with pytest.raises(KeyboardInterrupt):
             run(setup, book, first)
         second = FakeDevice()
-        result, again = run(setup, book, second)
-        assert len(first.jobs) + len(second.jobs) == len(whole.jobs)
+        result, resumed = run(setup, book, second)
+        again = len(first.jobs) + len(second.jobs) - len(whole.jobs)
+        assert again in (0, 1)  # 1: cut between a change that won and the trial that confirms it
         assert result == expected
-        assert [trial.verdict for trial in again] == [trial.verdict for trial in trials]
+        assert [trial.verdict for trial in resumed] == [trial.verdict for trial in trials]
 
 
 def test_a_finished_run_measures_nothing_again(setup: Setup, book: Path) -> None:
