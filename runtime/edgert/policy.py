@@ -108,24 +108,26 @@ def choose_decode_window(
     the tier or the rows do not serve stays idle and is the longest unserved one soon. None: no cell serves that one.
     """
     due = min(candidates, key=lambda each: (each.last_launch, each.slot))
+    everyone = -len(candidates)
     best: tuple[tuple[int, ...], Window] | None = None
     for cell in cells:
         if cell.kind != "decode" or cell.batch > slots:
             continue
-        floating = any_first_slot or cell.batch == 1
-        for first in range(slots - cell.batch + 1) if floating else (0,):
+        rows, tier, batch = cell.query_rows, cell.kv_tier, cell.batch
+        if due.rows > rows or due.length + due.rows > tier:
+            continue
+        if best is not None and best[0][0] == everyone and best[0][1:4] <= (batch, tier, rows):
+            continue  # nobody is left out by what was found, and it is cheaper
+        last = slots - batch if any_first_slot or batch == 1 else 0
+        for first in range(max(0, due.slot - batch + 1), min(last, due.slot) + 1):
             served = [
-                each
+                each.slot
                 for each in candidates
-                if first <= each.slot < first + cell.batch
-                and each.rows <= cell.query_rows
-                and each.length + each.rows <= cell.kv_tier
+                if first <= each.slot < first + batch and each.rows <= rows and each.length + each.rows <= tier
             ]
-            if due not in served:
-                continue
-            key = (-len(served), cell.batch, cell.kv_tier, cell.query_rows, first)
+            key = (-len(served), batch, tier, rows, first)
             if best is None or key < best[0]:
-                best = (key, Window(cell, first, tuple(sorted(each.slot for each in served))))
+                best = (key, Window(cell, first, tuple(sorted(served))))
     return best[1] if best else None
 
 

@@ -84,6 +84,16 @@ class Limits:
         )
 
     @cached_property
+    def decode_cells(self) -> tuple[Cell, ...]:
+        """The cheapest first, which is where a decode window is found soonest."""
+        decode = [cell for cell in self.cells if cell.kind == "decode"]
+        return tuple(sorted(decode, key=lambda cell: (cell.batch, cell.kv_tier, cell.query_rows)))
+
+    @cached_property
+    def prefill_cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.kind == "prefill")
+
+    @cached_property
     def at_rest(self) -> Tempo:
         """The tempo while no prompt is read."""
         return first_tempo(self.rules)
@@ -221,7 +231,7 @@ def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) ->
         ]
         chosen = by_slot[choose_prefill(candidates).slot]
     most = pace.tempo.chunk_rows if pace.tempo is not None and limits.chunked_prefill else None
-    cell = choose_prefill_cell(limits.cells, chosen.launched, chosen.remaining, most)
+    cell = choose_prefill_cell(limits.prefill_cells, chosen.launched, chosen.remaining, most)
     if cell is None:
         raise ConfigError(f"no prefill cell reaches position {chosen.launched} of a prompt")
     tokens = min(cell.query_rows, chosen.remaining)
@@ -244,7 +254,9 @@ def _plan_decode(
             DecodeCandidate(each.slot, each.launched_length, 1 + len(drafts.get(each.slot, ())), each.last_launch)
             for each in ready
         ]
-        return choose_decode_window(limits.cells, candidates, slots=limits.slots, any_first_slot=limits.any_first_slot)
+        return choose_decode_window(
+            limits.decode_cells, candidates, slots=limits.slots, any_first_slot=limits.any_first_slot
+        )
 
     chosen = window(drafts)
     if chosen is None or len(chosen.slots) < len(ready):
