@@ -243,7 +243,7 @@ def test_memory_is_accounted_for_and_given_back(toy: Toy) -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_5"])
 @pytest.mark.parametrize("attention", ["native", "written_out"])
 def test_both_formulations_of_attention_are_right_for_every_family(family: str, attention: Any, tmp_path: Path) -> None:
-    toy = make_toy(tmp_path, family, forms=Forms(attention=attention, sampling="branchless"))
+    toy = make_toy(tmp_path, family, forms=Forms(attention=attention, sampling="branchless", processors=132))
     with toy.backend() as backend:
         check(toy, backend)
 

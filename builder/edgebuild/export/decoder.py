@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgebuild.errors import ExportError
 from edgebuild.export.forms import Forms
+from edgebuild.export.narrow import split_narrow_products
 from edgebuild.export.trace import simplify, trace
 from edgebuild.export.weights import WeightFile
 from edgebuild.models.config import ModelConfig
@@ -92,6 +93,8 @@ def export_decoder(
     with WeightFile(weights_path) as file:
         _stream(model, decoder, weights, file, progress)
     simplify(model)
+    if forms.processors:
+        split_narrow_products(model, forms.processors)
     extra = (_DRAFTING_INPUTS, _DRAFTING_OUTPUTS) if drafting else ((), ())
     _name_boundary(model, (*_INPUTS, *extra[0]), (*_OUTPUTS, *extra[1]), decoder.states())
     _name_symbols(model.graph, _symbols(model.graph))

@@ -65,6 +65,9 @@ class Device(_Section):
         default=(),
         description="tensorrt-rtx: compute capabilities the engine is built for; empty = compute_capability alone.",
     )
+    multiprocessors: Positive | None = Field(
+        default=None, description="Streaming multiprocessors, for which matrix products are cut; null = not cut."
+    )
     power_modes: Names = Field(default=(), description="Power modes by the names that nvpmodel prints.")
     power_mode: str | None = Field(default=None, description="The mode this profile expects; the runtime warns else.")
     temperature_soft_c: Celsius | None = Field(default=None, description="From here on fewer slots are active.")
