@@ -195,6 +195,8 @@ def _write_onnx(
     with stages.stage("export") as report:
         from edgebuild.export import FORMS, export_decoder  # loads torch, which takes seconds: inside the stage
 
+        # the drafter's products stay whole: its time was not measured with parts
+        forms = replace(FORMS[profile.backend], processors=profile.device.multiprocessors or 0)
         graph = export_decoder(
             config,
             checkpoint,
@@ -202,7 +204,7 @@ def _write_onnx(
             cache_tokens=plan.cache_tokens,
             token_limit=token_limit,
             precision=profile.precision,
-            forms=FORMS[profile.backend],
+            forms=forms,
             drafting=drafter is not None,
             progress=lambda stage, done: report((0.7 if stage == "trace" else 0.7 + 0.3 * done) * (done or 0.01)),
         )

@@ -53,6 +53,7 @@ FORMS: Mapping[str, Forms] = {
     "tensorrt-rtx": Forms(attention="written_out", sampling="branchless", experts="split", delta="split"),
 }
 
+_DELTA: Mapping[str, Callable[..., Any]] = {"looped": gated_delta, "split": gated_delta_split}
 _EXPERTS = {"looped": experts_looped, "gathered": experts_gathered, "split": experts_split}
 
 
@@ -67,7 +68,7 @@ def translation_table(forms: Forms) -> dict[Callable[..., Any], Callable[..., An
         operators.attention.default: attention,
         operators.block_means.default: block_means,
         operators.choose_tokens.default: choose_tokens,
-        operators.gated_delta.default: {"looped": gated_delta, "split": gated_delta_split}[forms.delta],
+        operators.gated_delta.default: _DELTA[forms.delta],
         operators.experts.default: _EXPERTS[forms.experts],
         operators.sample.default: sample,
     }
