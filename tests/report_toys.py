@@ -213,7 +213,6 @@ def acceptance(rate: float) -> dict[str, Any]:
 def bench() -> dict[str, Any]:
     """A report of `edgert bench --json`."""
     spread = {"mean": 1.0, "p50": 110.0, "p95": 350.0, "p99": 400.0, "max": 500.0}
-    by_task = {"chat": {"acceptance": 0.5, "mean_accepted_length": 2.1, "steps": 300}}
     return {
         "requests": 40,
         "concurrency": 4,
@@ -221,7 +220,7 @@ def bench() -> dict[str, Any]:
         "ttft_ms": spread,
         "itl_ms": spread,
         "longest_gap_ms": 700.0,
-        "drafts": {"acceptance": 0.5, "by_task": by_task},
+        "acceptance": {"chat": acceptance(0.5), "": {**acceptance(0.0), "steps": 0}},
         "warnings": [],
     }
 

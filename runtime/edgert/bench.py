@@ -24,6 +24,7 @@ from edgert.figures import figure_table, figures_of
 from edgert.handles import Completion, Handle
 from edgert.metrics import Usage, percentile
 from edgert.strictjson import BAD_YAML_VALUE
+from edgert.tables import acceptance_table, cells_table, memory_table
 
 MAX_TRAFFIC_BYTES = 1 << 30
 WARM_UP_TOKENS = 4
@@ -335,7 +336,14 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(f"{label:8}{cells}")
     lines += [*(f"warning: {warning}" for warning in report.get("warnings", ())), ""]
     row = figures_of(report, peak_memory_bytes=report.get("peak_memory_bytes"))
-    return "\n".join(lines) + figure_table([(str(report["traffic"]), row)])
+    text = "\n".join(lines) + figure_table([(str(report["traffic"]), row)])
+    for shown in (
+        memory_table(report.get("memory_phases") or {}),
+        cells_table(report.get("launches") or {}),
+        acceptance_table(report.get("acceptance") or {}),
+    ):
+        text += "\n\n" + "\n".join(shown) if shown else ""
+    return text
 
 
 def to_json(report: Mapping[str, Any]) -> str:

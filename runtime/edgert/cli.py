@@ -217,6 +217,7 @@ def run_bench_command(options: argparse.Namespace) -> int:
         )
         completions, seconds = bench.run_bench(engine, requests, concurrency=concurrency, progress=progress)
         warnings = list(engine.describe().get("warnings", ()))
+        seen = engine.metrics()
     report = bench.summarise(
         completions,
         seconds,
@@ -228,6 +229,8 @@ def run_bench_command(options: argparse.Namespace) -> int:
         slo_tpot_ms=options.slo_tpot_ms,
     )
     report["warnings"] = warnings
+    acceptance = {task: each for task, each in seen.acceptance.items() if task != bench.WARM_UP_TASK}
+    report |= {"memory_phases": seen.memory_phases, "launches": seen.launches, "acceptance": acceptance}
     print(bench.to_json(report) if options.json else bench.render(report))
     return 0
 

@@ -48,9 +48,9 @@ def acceptance_rows(evidence: Evidence) -> list[tuple[str, str, tuple[float | No
             where = f"tuning, trial {best.number}"
             rows.append((where, task or "(no task)", each.by_position, each.mean_accepted_length, each.steps))
     for name, report in evidence.benches:
-        for task, entry in sorted(((report.get("drafts") or {}).get("by_task") or {}).items()):
-            if entry:
-                places = tuple(entry.get("by_position") or (entry["acceptance"],))
+        for task, entry in sorted((report.get("acceptance") or {}).items()):
+            if entry["steps"]:
+                places = tuple(entry["by_position"])
                 rows.append((name, task or "(no task)", places, entry["mean_accepted_length"], entry["steps"]))
     for group, tasks in (evidence.build.get("acceptance") or {}).items():
         for task, entry in tasks.items():
