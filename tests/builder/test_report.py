@@ -5,19 +5,28 @@ what nobody measured is shown as such.
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from edgebuild.errors import ReportError
-from edgebuild.report import Evidence, Sources, render_report
+from edgebuild.report import Evidence, Sources, build_facts, render_report
 from edgebuild.report.charts import WIDTH, histogram_chart
+from edgebuild.report.evidence import pick_trials
 from edgebuild.report.memory import measured_lines, waterfall
+from edgebuild.tune.logbook import Logbook
+from edgebuild.tune.records import Result, Trial
+from edgert.capture import CellState
+from edgert.golden import GoldenReport
+from edgert.selfcheck import SelfCheck
 from hypothesis import given
 from hypothesis import strategies as st
 from report_toys import CONFIG, DOCTOR, MANIFEST, PLAN, SOURCES, TRAFFIC, bench, full_evidence, trial
+from toy_artifact import toy_manifest
 
 
 def page_of(evidence: Evidence = Evidence(), sources: Sources = SOURCES) -> str:  # noqa: B008
@@ -210,3 +219,68 @@ def test_charts_stay_inside_their_frame_and_count_everything(
     shown = sum(int(bar.title.split(": ")[1].split()[0].replace(",", "")) for bar in chart.columns)
     beyond = int(chart.beyond.split()[0].replace(",", "")) if chart.beyond else 0
     assert shown + beyond == sum(counts.values())
+
+
+def line(number: int, step: str, **artifact: str) -> Trial:
+    """A trial of a given artifact."""
+    made = trial(number, step, 100.0 + number)
+    return made.model_copy(update={"artifact": made.artifact.model_copy(update=artifact)})
+
+
+def ended(trials: tuple[Trial, ...], chosen: int) -> Result:
+    """The end of a run over these trials."""
+    first = trials[0]
+    return Result(
+        format_version=1,
+        kind="result",
+        artifact=first.artifact,
+        device=first.device,
+        versions={},
+        workload=first.workload,
+        settings={},
+        baseline=first.number,
+        trial=chosen,
+        steps=tuple(each.number for each in trials),
+        figures=first.figures,
+        curve=None,
+        draft_vocabulary=None,
+        soak=None,
+        notes=(),
+        at="2026-11-30T00:00:00Z",
+    )
+
+
+IDENTITY = "ab" * 32
+
+
+def test_the_last_run_of_this_artifact_is_drawn_and_no_other() -> None:
+    theirs = line(1, "baseline", sha256="7" * 64)
+    old = (line(2, "baseline"), line(3, "mtp"))
+    new = (line(4, "baseline"), line(5, "cuda_graph"))
+    book = Logbook((theirs, *old, ended(old, 3), *new, ended(new, 5), line(6, "soak")))
+    trials, chosen, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
+    assert ([each.number for each in trials], chosen, notes) == ([4, 5, 6], 5, ())
+
+
+def test_a_run_that_has_not_ended_is_drawn_as_far_as_it_came() -> None:
+    book = Logbook((line(1, "baseline"), line(2, "chunked_prefill")), torn_bytes=7)
+    trials, chosen, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
+    assert ([each.number for each in trials], chosen) == ([1, 2], None)
+    assert notes == ("The logbook's last line was half written (7 bytes) and is left out.",)
+
+
+def test_a_resumed_build_keeps_what_the_first_half_measured(tmp_path: Path) -> None:
+    manifest = toy_manifest()
+    (tmp_path / "decoder.weights").write_bytes(b"x" * 100)
+    card = {"acceptance": {"held_out": {"code": {"acceptance": [0.6], "mean_accepted_length": 1.6, "steps": 9}}}}
+    first = build_facts(tmp_path, manifest, None, card)
+    assert first["memory"] == {"weights": 100}
+    assert (first["golden"], first["cells"]) == (None, [])
+    (tmp_path / "build.json").write_text(json.dumps(first))
+    checked = SelfCheck(GoldenReport(12, 1e-3, 1e-2), {"weights": 90, "session": 5}, (CellState("c", "captured", ""),))
+    second = build_facts(tmp_path, manifest, checked, {})
+    assert second["acceptance"] == card["acceptance"]
+    assert second["memory"] == {"weights": 90}
+    assert second["golden"]["steps"] == 12
+    assert second["cells"] == [{"cell": "c", "status": "captured", "reason": ""}]
+    assert SelfCheck.from_json(json.loads(json.dumps(asdict(checked)))) == checked

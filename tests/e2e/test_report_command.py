@@ -9,7 +9,7 @@ from command_line import run
 from edgebuild.tune.records import Trial
 from edgert.integrity import sha256_file
 from edgert.manifest import load_manifest
-from report_toys import acceptance, trial
+from report_toys import DOCTOR, acceptance, trial
 
 
 def logbook(path: Path, artifact: Path, *, sha256: str | None = None) -> Path:
@@ -77,15 +77,14 @@ def test_the_page_lands_beside_the_artifact_and_never_inside(llama_artifact: Pat
     assert run(["edgebuild", "verify", llama_artifact, "--no-golden"]).code == 0
 
 
-def test_measurements_of_something_else_are_refused_by_name(
-    llama_artifact: Path, qwen3_artifact: Path, tmp_path: Path
-) -> None:
+def test_measurements_of_something_else_are_refused_by_name(llama_artifact: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
-    other.write_text(run(["edgert", "doctor", qwen3_artifact, "--json"]).out)
+    other.write_text(json.dumps(DOCTOR))
     ran = run(["edgebuild", "report", llama_artifact, "--doctor", other])
     assert ran.code == 12
     assert "run edgert doctor on this artifact" in ran.error_line
-    tuning = logbook(tmp_path / "theirs.jsonl", qwen3_artifact)
+    tuning = tmp_path / "theirs.jsonl"
+    tuning.write_text(trial(1, "baseline", 10.0).model_dump_json() + "\n")
     ran = run(["edgebuild", "report", llama_artifact, "--tuning", tuning])
     assert (ran.code, "no trial of this model" in ran.error_line) == (12, True)
     for content, said in (("{}", "not a report of edgert bench"), ("[1]", "expected a JSON object"), ("x", "not JSON")):
