@@ -45,7 +45,7 @@ class Facts:
 
     absent         there is no artifact here: the path as it was given
     failure        why the artifact could not be opened or did not pass its golden check
-    loaded_reading the sensors right after the measured steps, None where none ran
+    loaded_reading the sensors while steps ran, None where none ran
     description    Backend.describe() after warm-up
     memory_phases  bytes in use by phase; memory_parts: by what holds them, as the backend says
     baseline_bytes in use before the load, to be taken off those (a process has its interpreter)
@@ -123,7 +123,7 @@ def _device(facts: Facts) -> Iterator[Finding]:
             "improve cooling or supply, or lower slots and soft_temperature_c in scheduler.yaml",
         )
     elif facts.loaded_reading is not None and (slow := slow_clock(facts.loaded_reading)):
-        yield Finding("latency drifts", f"right after steps {slow}", CLOCK_STEP)
+        yield Finding("latency drifts", f"while steps run {slow}", CLOCK_STEP)
     if config is None:
         return
     mode = power_mode_warning(config.power_mode, facts.power_mode)

@@ -23,7 +23,7 @@ from edgert.guards.readings import Sensors
 from edgert.hostmemory import resident_bytes
 from edgert.loading import Loading, Runtime, open_runtime, plan_loading, used_bytes
 from edgert.manifest import MANIFEST_NAME, load_manifest
-from edgert.probe import StepProbe, copy_bytes_per_s, probe_chunks, probe_steps
+from edgert.probe import StepProbe, copy_bytes_per_s, probe_chunks, probe_steps, read_under_load
 from edgert.sidebyside import check_side_by_side
 from edgert.tables import memory_table
 
@@ -97,7 +97,7 @@ def _with_runtime(
         side_by_side=abreast,
         chunks=chunks,
         steps=steps,
-        loaded_reading=sensors.read(),
+        loaded_reading=read_under_load(backend, cells, slots, sensors, clock),
         memory_phases=phases,
         memory_parts=backend.memory(),
         description=backend.describe(),

@@ -16,6 +16,7 @@ import numpy as np
 
 from edgert.backends.base import Backend
 from edgert.cells import Cell
+from edgert.guards.readings import DeviceReading, Sensors
 from edgert.loading import STATE_BYTES
 from edgert.manifest_records import Manifest
 from edgert.step import empty_step
@@ -90,6 +91,23 @@ def probe_chunks(
         probes.append(StepProbe(cell.label, 1, step_ms, step_bytes(manifest, cell), rows))
         mark(phase_of(cell))
     return tuple(probes)
+
+
+def read_under_load(
+    backend: Backend, cells: Sequence[Cell], slots: int, sensors: Sensors, clock: Callable[[], float]
+) -> DeviceReading:
+    """The sensors while decode steps run, as long as a governor takes to follow: the reading with the highest clock.
+
+    An idle device lowers its clocks, which is no fault.
+    """
+    step = empty_step(probe_cells(cells, slots)[-1], 0)
+    readings: list[DeviceReading] = []
+    begin = clock()
+    while len(readings) < 3 or (clock() - begin < PROBE_S and len(readings) < 200):
+        ticket = backend.launch(step)
+        readings.append(sensors.read())
+        ticket.result()
+    return max(readings, key=lambda reading: reading.gpu_clock_mhz or 0.0)
 
 
 def step_bytes(manifest: Manifest, cell: Cell) -> int:

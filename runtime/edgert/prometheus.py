@@ -111,6 +111,8 @@ def families(snapshot: EngineSnapshot) -> Iterator[Family]:
     yield gauge(
         "edgert_device_power_watts", "Power of the board or module.", None if device is None else device.power_w
     )
+    rails = () if device is None else tuple(({"rail": rail.name}, rail.power_w) for rail in device.rails)
+    yield Family("edgert_rail_power_watts", "gauge", "Power of one supply rail.", rails)
     yield gauge("edgert_gpu_clock_hertz", "GPU clock now.", _hertz(None if device is None else device.gpu_clock_mhz))
     yield gauge(
         "edgert_memory_clock_hertz", "Memory clock now.", _hertz(None if device is None else device.memory_clock_mhz)

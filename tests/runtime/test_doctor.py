@@ -244,8 +244,10 @@ def test_heat_throttling_and_power_mode_are_named(look: Look) -> None:
     assert "unavailable" in named(look(blind, **limits)[1], "thermal guard is blind").cause
     held = replace(COOL, gpu_clock_mhz=306.0, gpu_clock_max_mhz=1020.0)
     assert look(held, COOL)[1] == (), "an idle clock is low"
+    full = replace(held, gpu_clock_mhz=1020.0)
+    assert look(COOL, held, held, full)[1] == (), "a governor takes a moment to follow the load"
     cause = named(look(COOL, held)[1], "latency drifts").cause
-    assert cause == "right after steps the GPU clock is 306 MHz of 1020 MHz"
+    assert cause == "while steps run the GPU clock is 306 MHz of 1020 MHz"
     mode = named(look(mode="15W", power_mode="MAXN_SUPER")[1], "wrong power mode")
     assert "15W" in mode.cause
     assert "MAXN_SUPER" in mode.cause

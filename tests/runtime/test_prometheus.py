@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from edgert.engine import Engine
 from edgert.guards.guard import Guard, GuardLimits
-from edgert.guards.readings import DeviceReading
+from edgert.guards.readings import DeviceReading, Rail
 from edgert.metrics import Counters, EngineSnapshot, prometheus_text
 from edgert.prometheus import families
 from fakes import make_runtime
@@ -31,6 +31,7 @@ class FullSensors:
             temperature_c=61.5,
             temperature_source="tj-thermal",
             power_w=14.25,
+            rails=(Rail("VDD_GPU_SOC", 6.5), Rail("VDD_CPU_CV", 2.25)),
             gpu_clock_mhz=1020.0,
             memory_clock_mhz=3199.0,
             throttle_reasons=("sw_power_cap",),
@@ -125,6 +126,7 @@ def test_values_are_the_snapshots() -> None:
     assert value("edgert_eager_launches_total") == 3
     assert value("edgert_device_temperature_celsius", sensor="tj-thermal") == 61.5
     assert value("edgert_gpu_clock_hertz") == 1.02e9
+    assert value("edgert_rail_power_watts", rail="VDD_CPU_CV") == 2.25
     assert value("edgert_throttle_events_total", reason="sw_power_cap") == 1
     assert sum(text["edgert_cell_launches_total"][1].values()) == sum(taken.launches.values())
     assert value("edgert_memory_phase_bytes", phase="prefill-64") > 0
