@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from edgebuild.checkpoint import Checkpoint, open_checkpoint
 from edgebuild.models.decoder import Decoder
+from edgebuild.train.acceptance import Acceptance
 from edgebuild.train.forward import load_frozen
-from edgebuild.train.generate import Sample, encode_prompts, pack, unpack
+from edgebuild.train.generate import Sample, pack, unpack
 from edgebuild.train.learner import Learner, Recipe
-from edgebuild.train.lesson import Lesson, lesson
 from edgebuild.train.progress import Progress, Settings
 from edgebuild.train.prompts import built_in, openings
 from edgebuild.train.store import Order, Store
 from edgebuild.train.trainer import by_frequency, guessed_rows, measure, measure_among, table_of, write_text
-from edgebuild.train.unroll import Acceptance
 from environment import environment
 from safetensors.torch import load_file, save_file
 
@@ -35,7 +34,7 @@ BASE = Recipe()
 VARIANTS: dict[str, tuple[Recipe, str]] = {
     "as shipped before": (BASE, "all"),
     "greedy text alone": (BASE, "greedy"),
-    "best token alone": (replace(BASE, hard=float("inf")), "all"),
+    "best token alone": (replace(BASE, hard=1e9), "all"),
     "guesses on the path": (replace(BASE, off_path=0.2, off_path_end=0.2), "all"),
     "fresh layer": (replace(BASE, start="fresh"), "all"),
     "rate 3e-3": (replace(BASE, learning_rate=3e-3), "all"),
@@ -61,7 +60,23 @@ def write(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace)
 Text = tuple[list[Sample], dict[str, list[int]], dict[str, list[Sample]]]
 
 
-def read(options: argparse.Namespace, checkpoint: Checkpoint) -> Text:
+def add(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace) -> dict[str, Any]:
+    """More greedy answers, to other prompts of the model's own, before those that the file has."""
+    began = time.monotonic()
+    document = torch.load(options.text, weights_only=True)
+    known = {sample.ids[: sample.start] for each in document["held_out"].values() for sample in unpack(each)}
+    settings = Settings(minutes=options.text_seconds / 60, generate_share=1.0, max_tokens=options.max_tokens,
+                        temperatures=(0.0,), seed=options.seed, gen_batch=8192)  # fmt: skip
+    progress = Progress(settings)
+    write_text(checkpoint, decoder, [], openings(options.openings, seed=options.seed), {}, progress,
+               lambda line: print(line, flush=True))  # fmt: skip
+    new = [sample for sample in progress.samples if sample.ids[: sample.start] not in known]
+    document["samples"] = pack([*new, *unpack(document["samples"])])
+    torch.save(document, options.text)
+    return {"answers": len(new), "seconds": round(time.monotonic() - began, 1)}
+
+
+def read(options: argparse.Namespace) -> Text:
     """Samples; which of them are of each kind; held-out samples by set. Greedy answers come first in the file."""
     document = torch.load(options.text, weights_only=True)
 
@@ -74,18 +89,12 @@ def read(options: argparse.Namespace, checkpoint: Checkpoint) -> Text:
             boundary = place
             break
         seen.add(prompt)
-    own = {prompt.ids for prompt in encode_prompts(checkpoint, built_in("train", options.built_in), 160)}
     kinds = {
         "all": list(range(len(everything))),
         "greedy": list(range(boundary)),
-        "built_in": [place for place, sample in enumerate(everything) if sample.ids[: sample.start] in own],
     }
     print({n: (len(k), sum(len(everything[i].ids) - everything[i].start for i in k)) for n, k in kinds.items()})
     return everything, kinds, {name: unpack(each) for name, each in document["held_out"].items()}
-
-
-def order_of(samples: Sequence[Sample], chosen: Sequence[int], seed: int) -> Order:
-    return Order({index: len(samples[index].ids) for index in chosen}, seed)
 
 
 def mean(tasks: Mapping[str, Acceptance]) -> float:
@@ -93,62 +102,32 @@ def mean(tasks: Mapping[str, Acceptance]) -> float:
     return sum(chosen) / max(1, len(chosen))
 
 
-class Lessons:
-    """The next lesson of each kind of text, made once a turn however many learn from it."""
-
-    def __init__(self, store: Store, orders: Mapping[str, Order], table: torch.Tensor, batch: int, depth: int) -> None:
-        self._store, self._orders, self._table, self._batch, self._depth = store, orders, table, batch, depth
-        self._made: dict[tuple[str, float], Lesson] = {}
-        self._batches: dict[str, Any] = {}
-
-    def new_turn(self) -> None:
-        self._made.clear()
-        self._batches.clear()
-
-    def take(self, kind: str, hard: float) -> Lesson:
-        if kind not in self._batches:
-            self._batches[kind] = self._store.take(self._orders[kind].next(self._batch))
-        if (kind, hard) not in self._made:
-            self._made[kind, hard] = lesson(self._batches[kind], self._table, self._depth, hard)
-        return self._made[kind, hard]
-
-
-def compare(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace) -> dict[str, Any]:
-    samples, kinds, held = read(options, checkpoint)
-    chosen = [name for name in VARIANTS if not options.only or name in options.only.split(";")]
-    orders = {kind: order_of(samples, kinds[kind], 0) for _, kind in (VARIANTS[name] for name in chosen)}
-    store = Store(decoder, samples, 0)
-    tests = {name: Store(decoder, samples, 0) for name, samples in held.items()}
+def compare(_checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace) -> dict[str, Any]:
+    samples, kinds, held = read(options)
+    store, tests = Store(decoder, samples), {name: Store(decoder, each) for name, each in held.items()}
+    places = {kind: {new: old for new, old in enumerate(chosen)} for kind, chosen in kinds.items()}
+    orders = {kind: Order([samples[i] for i in chosen], options.batch, 0) for kind, chosen in kinds.items()}
     table = guessed_rows(decoder, by_frequency(samples, decoder.token_limit)[:16384])
-    lessons = Lessons(store, orders, table, options.batch, BASE.depth)
-    learners = {name: Learner(decoder, VARIANTS[name][0], 0) for name in chosen}
+    chosen = [name for name in VARIANTS if not options.only or name in options.only.split(";")]
+    learners = {name: Learner(decoder, VARIANTS[name][0], table, 0) for name in chosen}
     _sync()
     began, steps, spent = time.monotonic(), 0, 0.0
-    seconds = dict.fromkeys(chosen, 0.0)
     while spent < options.seconds:
-        lessons.new_turn()
-        timed = steps in (30, 31, 32)
+        turn = {kind: orders[kind].next() for kind in {VARIANTS[name][1] for name in chosen}}
         for name, learner in learners.items():
-            learned = lessons.take(VARIANTS[name][1], learner.recipe.hard)
-            if timed:
-                _sync()
-            started = time.monotonic()
-            loss = learner.learn(learned, spent / options.seconds, steps)
-            if timed:
-                _sync()
-                seconds[name] += (time.monotonic() - started) / 3
-            if steps % 200 == 0:
-                print(f"{spent:5.0f} s step {steps} {name}: {float(loss.total.detach()):.3f}", flush=True)
+            kind = VARIANTS[name][1]
+            shape, indices = turn[kind]
+            batch = store.take([places[kind][index] for index in indices], shape.width)
+            learner.learn(batch, shape.size, spent / options.seconds, steps)
         steps += 1
-        if steps % 5 == 0:
-            _sync()
+        _sync()
         spent = time.monotonic() - began
     if options.before is not None:
-        learners = {"the head before": before(decoder, options.before), **learners}
+        learners = {"the head before": before(decoder, options.before, BASE, table), **learners}
     rows = []
     for name, learner in learners.items():
         found = {each: measure(learner, decoder, test) for each, test in tests.items()}
-        row: dict[str, Any] = {"variant": name, "step_ms": round(seconds.get(name, 0.0) * 1e3, 1)}
+        row: dict[str, Any] = {"variant": name}
         for each, tasks in found.items():
             row |= {f"{each} {task}": round(tasks[task].mean_length, 3) for task in TASKS if task in tasks}
             row[f"{each} mean"] = round(mean(tasks), 3)
@@ -157,38 +136,42 @@ def compare(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespac
     return {"steps": steps, "batch": options.batch, "seconds": round(spent, 1), "rows": rows}
 
 
-def before(decoder: Decoder, path: Path) -> Learner:
-    """A head from a file, to be measured on the same answers."""
-    learner = Learner(decoder, BASE, 0)
+def before(decoder: Decoder, path: Path, recipe: Recipe, table: torch.Tensor) -> Learner:
+    """A head from a file, to be measured on the same answers or to be gone on from."""
+    learner = Learner(decoder, recipe, table, 0)
     tensors = load_file(str(path))
     learner.mtp.load_state_dict({name.removeprefix("mtp."): t for name, t in tensors.items() if name != "draft_tokens"})
     return learner
 
 
-def final(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace) -> dict[str, Any]:
-    samples, kinds, held = read(options, checkpoint)
+def final(_checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace) -> dict[str, Any]:
+    samples, kinds, held = read(options)
     changes = dict(each.split("=", 1) for each in options.set)
-    kind, batch = changes.pop("text", "all"), int(changes.pop("batch", options.batch))
+    kind = changes.pop("text", "all")
     fields: dict[str, Any] = {k: v if k in ("start", "optimiser") else float(v) for k, v in changes.items()}
     recipe = replace(BASE, **fields)
     used = [samples[index] for index in kinds[kind]]
-    store = Store(decoder, used, 1)
-    tests = {name: Store(decoder, samples, 0) for name, samples in held.items()}
-    order = by_frequency(samples, decoder.token_limit)
-    table = guessed_rows(decoder, order[:16384])
-    learner = Learner(decoder, recipe, 0)
+    store, tests = Store(decoder, used), {name: Store(decoder, each) for name, each in held.items()}
+    order, frequent = Order(used, options.batch, 1), by_frequency(samples, decoder.token_limit)
+    table = guessed_rows(decoder, frequent[:16384])
+    learner = Learner(decoder, recipe, table, 0)
+    if options.before is not None:
+        learner = before(decoder, options.before, recipe, table)
     _sync()
     began, steps, spent, measured = time.monotonic(), 0, 0.0, 0.0
     log: list[dict[str, Any]] = []
     while spent < options.seconds:
         share = spent / options.seconds
-        learned = lesson(store.next(batch), table, recipe.depth, recipe.hard)
-        loss = learner.learn(learned, share, steps)
+        shape, indices = order.next()
+        learner.learn(store.take(indices, shape.width), shape.size, share, steps)
         steps += 1
         if steps % 250 == 0:
-            entry = {"step": steps, "loss": round(float(loss.total.detach()), 4), "agreement": loss.agreement.tolist()}
-            log.append(entry)
-        if share - measured >= 0.2:
+            loss, agreement = learner.last
+            log.append({"step": steps, "loss": round(loss, 4), "agreement": [round(each, 4) for each in agreement]})
+            print(f"{spent:.1f} s", log[-1], flush=True)
+        if steps % 20 == 0:
+            _sync()
+        if share - measured >= 0.45:
             measured = share
             found = measure(learner, decoder, tests["held_out"])
             log.append({"step": steps, "held_out": table_of({"held_out": found}), "mean": round(mean(found), 4)})
@@ -196,11 +179,11 @@ def final(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace)
         spent = time.monotonic() - began
     _sync()
     tensors = {f"mtp.{n}": p.detach().cpu().to(torch.float16) for n, p in learner.mtp.named_parameters()}
-    tensors["draft_tokens"] = torch.tensor(order, dtype=torch.int32)
+    tensors["draft_tokens"] = torch.tensor(frequent, dtype=torch.int32)
     save_file(tensors, str(options.head))
     device = decoder.model.embed_tokens.weight.device
     sizes = [None, *(size for size in VOCABULARIES if size < decoder.token_limit)]
-    allowed = [None if size is None else torch.tensor(sorted(order[:size]), device=device) for size in sizes]
+    allowed = [None if size is None else torch.tensor(sorted(frequent[:size]), device=device) for size in sizes]
     acceptance: dict[str, Any] = {}
     rows = []
     for name, test in tests.items():
@@ -213,7 +196,7 @@ def final(checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace)
             rows.append(row)
             print(row, flush=True)
     return {
-        "recipe": asdict(recipe), "text": kind, "batch": batch, "steps": steps, "seconds": round(spent, 1),
+        "recipe": asdict(recipe), "text": kind, "batch": options.batch, "steps": steps, "seconds": round(spent, 1),
         "answers": len(used), "answer_tokens": sum(len(s.ids) - s.start for s in used),
         "prompts": len({s.ids[: s.start] for s in used}), "acceptance": acceptance, "rows": rows, "log": log,
     }  # fmt: skip
@@ -235,6 +218,7 @@ def main() -> None:
     parser.add_argument("--built-in", type=int, default=3000, help="prompts a task")
     parser.add_argument("--openings", type=int, default=5000, help="a task")
     parser.add_argument("--held", type=int, default=60, help="held-out prompts a task")
+    parser.add_argument("--seed", type=int, default=1, help="of the text that is added")
     parser.add_argument("--max-tokens", type=int, default=224)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--only", default="", help="variants, separated by ;")
@@ -247,7 +231,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     decoder = load_frozen(checkpoint, 512, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     print(f"model loaded after {time.monotonic() - began:.1f} s", flush=True)
-    work = {"text": write, "compare": compare, "final": final}
+    work = {"text": write, "add": add, "compare": compare, "final": final}
     name = torch.cuda.get_device_name() if device.type == "cuda" else None
     for what in options.what.split("+"):
         started = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,20 @@ from edgebuild.cli import cli
 from edgebuild.drafter import find_drafter
 from edgebuild.errors import CheckpointError, OutputError, TrafficError
 from edgebuild.models.config import ModelConfig
+from edgebuild.train.acceptance import Acceptance, count_steps, walked
 from edgebuild.train.forward import load_frozen, new_cache, one_more, whole
-from edgebuild.train.generate import encode_prompts, generate
-from edgebuild.train.prompts import TASKS, Prompt, built_in, read_prompts, split_own
+from edgebuild.train.generate import Sample, encode_prompts, generate, go_on, pack, unpack
+from edgebuild.train.learner import Learner, Recipe, start_module
+from edgebuild.train.lesson import chain_loss, lesson
+from edgebuild.train.optimise import orthogonal
 from edgebuild.train.progress import Settings
-from edgebuild.train.learner import Recipe, start_module
-from edgebuild.train.trainer import train
-from edgebuild.train.unroll import Batch, correct_guesses, unroll, walk
+from edgebuild.train.prompts import TASKS, Prompt, built_in, names_held_out, openings, read_prompts, split_own
+from edgebuild.train.store import Order
+from edgebuild.train.trainer import guessed_rows, train
+from edgebuild.train.unroll import Batch, correct_guesses, unroll
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from toy_mtp import NaiveMtp
 
 CPU = torch.device("cpu")
@@ -124,13 +132,117 @@ def test_unrolled_passes_equal_the_naive_module_in_a_chain(model: Path) -> None:
     assert not correct[:, 0, :2].any()  # nothing is drafted inside the prompt
 
 
-def test_acceptance_walks_in_steps_of_accepted_tokens_and_one_more() -> None:
+def counted(passes: list[list[bool]], start: int, length: int) -> Acceptance:
+    return count_steps(torch.tensor(passes)[:, None], torch.tensor([start]), torch.tensor([length]))[0]
+
+
+def test_acceptance_counts_steps_of_accepted_tokens_and_one_more() -> None:
     right, wrong = [True] * 12, [False] * 12
-    full = walk([right, right, right], start=1, length=12)
+    full = counted([right, right, right], start=1, length=12)
     assert (full.reached, full.accepted, full.tokens, full.steps) == ((2, 2, 2), (2, 2, 2), 8, 2)
-    none = walk([wrong, right, right], start=1, length=12)
+    none = counted([wrong, right, right], start=1, length=12)
     assert (none.rates, none.mean_length) == ((0.0, 0.0, 0.0), 1.0)
-    assert walk([right, wrong, right], start=1, length=12).mean_length == 2.0
+    assert counted([right, wrong, right], start=1, length=12).mean_length == 2.0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 40))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_all_steps_at_once_come_to_the_same_guesses_as_one_after_the_other(seed: int, depth: int, rows: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    correct = torch.rand(depth, 3, rows, generator=generator) < 0.6
+    first = torch.randint(0, rows, (3,), generator=generator)
+    found = walked(correct, first)
+    for row in range(3):
+        expected = torch.zeros(depth, rows, dtype=torch.bool)
+        place = int(first[row])
+        while place < rows:
+            run = 0
+            while run < depth:
+                expected[run, place] = True
+                if not correct[run, row, place]:
+                    break
+                run += 1
+            place += run + 1
+        assert torch.equal(found[:, row], expected)
+
+
+def test_the_loss_is_the_cross_entropy_of_every_pass_against_the_model_and_so_is_its_gradient(model: Path) -> None:
+    decoder = load_frozen(open_checkpoint(model), 64, CPU, torch.float32)
+    mtp, table = start_module(decoder, "fresh", 3), decoder.lm_head.weight[:300]
+    ids = torch.randint(3, 300, (2, 14), generator=torch.Generator().manual_seed(1))
+    batch = Batch(ids, whole(decoder, ids), torch.tensor([5, 4]), torch.tensor([14, 11]))
+    learned = lesson(batch, table, 3, 0.5, size=20)
+    loss = chain_loss(mtp, decoder, learned, 3)
+    loss.total.backward()
+    found = mtp.fc.weight.grad.clone()
+    mtp.zero_grad()
+    terms = []
+    for turn, rows in enumerate(unroll(mtp, decoder, batch, 3)):
+        for row, (start, length) in enumerate([(5, 14), (4, 11)]):
+            for place in range(start, length - 1):
+                teacher = (batch.hidden[row, place] @ table.T).softmax(-1)
+                aim = (teacher + 0.5 * torch.nn.functional.one_hot(teacher.argmax(), 300)) / 1.5
+                terms.append(-(aim * (rows[row, place - turn - 1] @ table.T).log_softmax(-1)).sum())
+    expected = torch.stack(terms).mean()
+    expected.backward()
+    assert torch.allclose(loss.total, expected, atol=1e-5)
+    assert torch.allclose(found, mtp.fc.weight.grad, atol=1e-5)
+    weighed = chain_loss(mtp, decoder, learned, 3, off_path=0.0).total
+    assert torch.isfinite(weighed)
+    assert not torch.allclose(weighed, expected)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_one_batch_is_learned_by_either_optimiser_from_either_start(model: Path, optimiser: str) -> None:
+    decoder = load_frozen(open_checkpoint(model), 64, CPU, torch.float32)
+    ids = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(1))
+    batch = Batch(ids, whole(decoder, ids), torch.tensor([4] * 4), torch.tensor([20] * 4))
+    for start in ("copy", "fresh"):
+        recipe = Recipe(optimiser=optimiser, start=start, learning_rate=3e-3)  # type: ignore[arg-type]
+        learner = Learner(decoder, recipe, guessed_rows(decoder, range(300)), 0)
+        losses = []
+        for step in range(60):
+            learner.learn(batch, 80, 0.0, step)
+            losses.append(learner.last[0])
+        assert losses[-1] < losses[0] - 0.3, (start, losses[0], losses[-1])
+
+
+def test_steps_of_muon_are_orthogonal() -> None:
+    for shape in ((24, 24), (16, 40), (40, 16)):
+        made = orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        singular = torch.linalg.svdvals(made)
+        assert float(singular.min()) > 0.5
+        assert float(singular.max()) < 1.3
+
+
+def test_batches_have_few_shapes_and_every_sequence_comes_once_before_any_comes_again() -> None:
+    rng = random.Random(0)
+    samples = [Sample("chat", tuple(range(rng.randint(10, 300))), 5) for _ in range(100)]
+    order = Order(samples, 8, 0)
+    shapes, seen = set(), []
+    while len(set(seen)) < len(samples):
+        shape, indices = order.next()
+        shapes.add(shape)
+        assert len(indices) == shape.batch == 8
+        assert max(len(samples[index].ids) for index in indices) <= shape.width
+        assert shape.size <= shape.batch * shape.width
+        seen += indices
+    assert len(shapes) <= 5
+    assert len(seen) < len(samples) + 8 * len(shapes)
+    assert unpack(pack(samples)) == samples
+
+
+def test_the_model_ends_prompts_and_none_names_what_is_held_out(model: Path) -> None:
+    begun = openings(10, seed=1)
+    assert openings(10, seed=1) == begun
+    assert {prompt.task for prompt in begun} == set(TASKS)
+    assert not any(names_held_out(prompt.text) for prompt in begun)
+    assert all(names_held_out(prompt.text) for prompt in built_in("held_out", 40))
+    checkpoint = open_checkpoint(model)
+    decoder = load_frozen(checkpoint, 512, CPU, torch.float32)
+    ended = go_on(checkpoint, decoder, begun, max_tokens=300, batch=64, seed=0)
+    assert any(prompt.text.startswith(opening.text) for opening in begun for prompt in ended)
+    assert len(set(ended)) == len(ended)
 
 
 @pytest.mark.slow
@@ -177,3 +289,8 @@ def test_the_command_writes_a_head_that_the_build_takes_its_card_and_a_report(mo
     assert document["steps"] > 0
     assert document["acceptance"]["held_out"]["own"]["steps"] > 0
     assert "| held_out | own |" in head.with_suffix(".md").read_text()
+    other = tmp_path / "other.safetensors"
+    again = [*arguments[:4], str(other), *arguments[5:], "--from", str(head), "--minutes", "0.06"]
+    ran = CliRunner().invoke(cli, again, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    assert other.exists()

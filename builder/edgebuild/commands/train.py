@@ -18,6 +18,7 @@ import click
 @click.option("--batch", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences a step.")
 @click.option("--max-tokens", type=click.IntRange(min=16), default=224, show_default=True, help="Longest answer.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--from", "head", type=click.Path(path_type=Path), help="A head for this model to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from OUTPUT.state.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write settings, losses and acceptance as JSON.")
 def train_mtp(
@@ -30,6 +31,7 @@ def train_mtp(
     batch: int,
     max_tokens: int,
     seed: int,
+    head: Path | None,
     resume: bool,
     report: Path | None,
 ) -> None:
@@ -40,7 +42,8 @@ def train_mtp(
     import torch
 
     from edgebuild.checkpoint import open_checkpoint
-    from edgebuild.drafter import write_sidecar
+    from edgebuild.drafter import find_drafter, load_mtp, write_sidecar
+    from edgebuild.models.config import ModelConfig
     from edgebuild.train.card import card_text, describe
     from edgebuild.train.progress import Settings
     from edgebuild.train.prompts import built_in, openings, read_prompts, split_own
@@ -58,6 +61,11 @@ def train_mtp(
     else:
         prompts, kept = split_own(read_prompts(prompt_file), seed=seed)
         held_out = {"held_out": kept}
+    start = None
+    if head is not None:
+        config = ModelConfig.from_hf(checkpoint.config)
+        drafter = find_drafter(checkpoint, config, head)
+        start = None if drafter is None else load_mtp(drafter, config, torch.float32).state_dict()
     settings = Settings(minutes=minutes, batch=batch, max_tokens=max_tokens, seed=seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     trained = train(
@@ -67,6 +75,7 @@ def train_mtp(
         settings,
         device=torch.device(device),
         openings=beginnings,
+        start=start,
         state_path=output.with_name(output.name + ".state"),
         resume=resume,
         log=lambda line: click.echo(line, err=True),

@@ -6,7 +6,6 @@ a batch; every pass of the chain is held against it. Knows no optimiser.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,16 @@ from torch import Tensor
 
 from edgebuild.models.decoder import Decoder
 from edgebuild.models.mtp import Mtp
+from edgebuild.train.acceptance import walked
 from edgebuild.train.unroll import Batch, unroll
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """M positions whose next token the answer holds, in the order of the batch, and what follows each.
+    """M positions of a batch; where `counts`, the answer holds what follows them.
 
     places  [M] row · L + position, in the batch's [B, L]
+    counts  [M] float, 1 or 0: M is fixed, and the answers may be shorter
     aim     [M, V'] what a pass should say there: the model's distribution, its best token stressed
     best    [M] the model's best token, an index into `table`
     table   [V', H] rows of the head: tokens that may be guessed
@@ -30,28 +31,30 @@ class Lesson:
 
     batch: Batch
     places: Tensor
+    counts: Tensor
     aim: Tensor
     best: Tensor
     table: Tensor
 
 
 @torch.no_grad()
-def lesson(batch: Batch, table: Tensor, depth: int, hard: float) -> Lesson:
-    """hard: how much the model's best token counts beside its distribution (0 = the distribution alone)."""
+def lesson(batch: Batch, table: Tensor, depth: int, hard: float, size: int | None = None) -> Lesson:
+    """hard: how much the model's best token counts beside its distribution (0 = the distribution alone).
+
+    size: M; positions of answers beyond it are left out. None: as many as the batch has, answers and all else.
+    """
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     asked = (place >= batch.start.clamp_min(depth)[:, None]) & (place + 1 < batch.length[:, None])
-    places = asked.flatten().nonzero()[:, 0]
+    flat = asked.flatten()
+    places = torch.argsort((~flat).to(torch.uint8), stable=True)[: flat.numel() if size is None else size]
+    counts = flat[places].float()
+    places = places.clamp_min(depth)  # rows that do not count may lie anywhere
     logits = batch.hidden.flatten(0, 1)[places].to(table.dtype) @ table.T
     best = logits.argmax(-1)
-    aim = logits.softmax(-1)
-    if math.isinf(hard):
-        aim.zero_()
-        share = 1.0
-    else:
-        aim /= 1 + hard
-        share = hard / (1 + hard)
-    aim.scatter_add_(1, best[:, None], torch.full_like(best[:, None], share, dtype=aim.dtype))
-    return Lesson(batch, places, aim, best, table)
+    aim = logits.softmax(-1) / (1 + hard)
+    share = torch.full_like(best[:, None], hard / (1 + hard), dtype=aim.dtype)
+    aim.scatter_add_(1, best[:, None], share)
+    return Lesson(batch, places, counts, aim, best, table)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Loss:
     agreement: Tensor
 
 
-def chain_loss(mtp: Mtp, decoder: Decoder, learned: Lesson, depth: int, off_path: float = 1.0) -> Loss:
+def chain_loss(mtp: Mtp, decoder: Decoder, learned: Lesson, depth: int, off_path: float | Tensor = 1.0) -> Loss:
     """Cross entropy over the passes of all chains.
 
     off_path: weight of guesses that greedy decoding with this module would not come to, because an earlier step
@@ -71,19 +74,17 @@ def chain_loss(mtp: Mtp, decoder: Decoder, learned: Lesson, depth: int, off_path
     losses, right = [], []
     for turn, rows in enumerate(unroll(mtp, decoder, learned.batch, depth)):
         # the pass that guesses the token after place p was begun turn + 1 positions before it
-        chosen = rows.flatten(0, 1)[learned.places - (turn + 1)].to(learned.table.dtype)
+        chosen = rows.flatten(0, 1).index_select(0, learned.places - (turn + 1)).to(learned.table.dtype)
         with torch.autocast(chosen.device.type, enabled=False):
             logits = chosen @ learned.table.T
         losses.append(_CrossEntropy.apply(logits, learned.aim))
         right.append(logits.detach().argmax(-1) == learned.best)
-    correct = torch.stack(right)  # [depth, M]
-    rows_of_loss = torch.stack(losses)
-    agreement = correct.float().mean(1)
-    if off_path == 1:
-        return Loss(rows_of_loss.mean(), agreement)
+    correct = torch.stack(right) & (learned.counts > 0)  # [depth, M]
     with torch.no_grad():
-        weight = off_path + (1 - off_path) * _on_path(learned, correct).float()
-    return Loss((rows_of_loss * weight).sum() / weight.sum(), agreement)
+        path = _on_path(learned, correct).float()
+        weight = (off_path + (1 - off_path) * path) * learned.counts
+    total = (torch.stack(losses) * weight).sum() / weight.sum()
+    return Loss(total, correct.float().sum(1) / learned.counts.sum())
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -105,27 +106,8 @@ class _CrossEntropy(torch.autograd.Function):
 def _on_path(learned: Lesson, correct: Tensor) -> Tensor:
     """bool [depth, M]: guesses that decoding would come to. correct [depth, M]."""
     batch, depth = learned.batch, correct.shape[0]
-    spread = torch.zeros(depth, batch.tokens.numel(), dtype=torch.bool, device=correct.device)
-    for turn in range(depth):
-        spread[turn, learned.places - (turn + 1)] = correct[turn]
-    reached = walked(spread.view(depth, *batch.tokens.shape), batch.start - 1).flatten(1)
-    return torch.stack([reached[turn, learned.places - (turn + 1)] for turn in range(depth)])
-
-
-def walked(correct: Tensor, first: Tensor) -> Tensor:
-    """correct bool [depth, B, L], first step at `first` [B] → bool [depth, B, L]: passes that decoding comes to.
-
-    A step at p leads to p + its accepted guesses + 1. All steps at once: reachable places by doubling jumps.
-    """
-    depth, batch, rows = correct.shape
-    run = correct.int().cumprod(0)
-    place = torch.arange(rows, device=correct.device)
-    jump = torch.cat([(place + run.sum(0) + 1).clamp_max(rows), first.new_full((batch, 1), rows)], 1)
-    reached = torch.zeros(batch, rows + 1, dtype=torch.int32, device=correct.device)
-    reached.scatter_(1, first[:, None], 1)
-    for _ in range(max(1, math.ceil(math.log2(rows + 1)))):
-        reached = (reached + torch.zeros_like(reached).scatter_add_(1, jump, reached)).clamp_max_(1)
-        jump = jump.gather(1, jump)
-    steps = reached[:, :rows].bool()
-    before = torch.cat([torch.ones_like(run[:1]), run[: depth - 1]]).bool()
-    return steps & before
+    begun = torch.stack([learned.places - (turn + 1) for turn in range(depth)])
+    spread = torch.zeros(depth, batch.tokens.numel(), dtype=torch.int32, device=correct.device)
+    spread.scatter_add_(1, begun, correct.int())  # rows that do not count add nothing
+    reached = walked(spread.view(depth, *batch.tokens.shape) > 0, batch.start - 1).flatten(1)
+    return reached.gather(1, begun)

@@ -68,8 +68,11 @@ def save(path: Path, progress: Progress, learner: Learner) -> None:
     os.replace(partial, path)
 
 
-def load(path: Path, settings: Settings, learner: Learner, device: torch.device) -> Progress:
-    """Fill `learner` from a state file. Raises OutputError when there is none or other settings made it."""
+def load(path: Path, settings: Settings, device: torch.device) -> tuple[Progress, dict[str, Any]]:
+    """What a state file holds, and what its learner takes up.
+
+    Raises OutputError when there is none, or when other settings made it.
+    """
     if not path.exists():
         raise OutputError(f"{path}: no state to resume from", hint="leave --resume out to start anew")
     document = torch.load(path, map_location=device, weights_only=True)
@@ -81,14 +84,7 @@ def load(path: Path, settings: Settings, learner: Learner, device: torch.device)
             f"{path}: was started with {changed[0]} {before.get(changed[0])}, now it is {now[changed[0]]}",
             hint="use the same settings, or leave --resume out",
         )
-    learner.take_up(document["learner"])
     step, trained_s, generated_s = document["numbers"]
-    return Progress(
-        settings,
-        unpack(document["samples"]),
-        {name: unpack(packed) for name, packed in document["held_out"].items()},
-        step,
-        trained_s,
-        generated_s,
-        json.loads(document["log"]),
-    )
+    samples, held_out = unpack(document["samples"]), {n: unpack(packed) for n, packed in document["held_out"].items()}
+    progress = Progress(settings, samples, held_out, step, trained_s, generated_s, json.loads(document["log"]))
+    return progress, document["learner"]

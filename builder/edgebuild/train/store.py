@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,22 +14,49 @@ from edgebuild.train.forward import whole
 from edgebuild.train.generate import Sample
 from edgebuild.train.unroll import Batch
 
+_WIDTH_STEP = 64
 _MEMORY_SHARE = 0.3  # of the device's free memory, for hidden rows
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Of a batch. width: positions; size: positions of answers that are learned from (what is above is left out)."""
+
+    batch: int
+    width: int
+    size: int
+
+
 class Order:
-    """In which order some sequences are learned from: batches of like length, every sequence once before any again."""
+    """In which order sequences are learned from: batches of a few fixed shapes, every sequence once before any again.
 
-    def __init__(self, lengths: Mapping[int, int], seed: int) -> None:
-        self._lengths = lengths  # of each sequence, by its index
+    A sequence falls into the narrowest width that holds it; a width with less than a batch joins the next wider one.
+    """
+
+    def __init__(self, samples: Sequence[Sample], batch: int, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._queue: list[list[int]] = []
+        self._queue: list[tuple[Shape, list[int]]] = []
+        widths: dict[int, list[int]] = {}
+        for index, sample in enumerate(samples):
+            widths.setdefault(-(-len(sample.ids) // _WIDTH_STEP) * _WIDTH_STEP, []).append(index)
+        self._groups: list[tuple[Shape, list[int]]] = []
+        waiting: list[int] = []
+        for width in sorted(widths):
+            waiting += widths[width]
+            if len(waiting) >= batch or width == max(widths):
+                answers = sum(len(samples[index].ids) - samples[index].start for index in waiting) / len(waiting)
+                size = min(batch * width, -(-int(1.1 * batch * answers) // 64) * 64)
+                self._groups.append((Shape(batch, width, size), waiting))
+                waiting = []
 
-    def next(self, batch: int) -> list[int]:
-        """Indices of the next batch."""
+    def next(self) -> tuple[Shape, list[int]]:
+        """The next batch; the last of a width is filled up with sequences of that width."""
         if not self._queue:
-            order = sorted(self._lengths, key=lambda index: self._lengths[index] + self._rng.random() * 16)
-            self._queue = [order[first : first + batch] for first in range(0, len(order), batch)]
+            for shape, indices in self._groups:
+                mixed = self._rng.sample(indices, len(indices))
+                mixed += self._rng.choices(indices, k=-len(mixed) % shape.batch)
+                parts = [mixed[first : first + shape.batch] for first in range(0, len(mixed), shape.batch)]
+                self._queue += [(shape, part) for part in parts]
             self._rng.shuffle(self._queue)
         return self._queue.pop()
 
@@ -36,13 +64,12 @@ class Order:
 class Store:
     """All tokens in one row; hidden rows computed once where they fit (float16 or bfloat16), else batch by batch."""
 
-    def __init__(self, decoder: Decoder, samples: Sequence[Sample], seed: int) -> None:
+    def __init__(self, decoder: Decoder, samples: Sequence[Sample]) -> None:
         self.samples = samples
         self._decoder = decoder
         self._device = decoder.model.embed_tokens.weight.device
         lengths = torch.tensor([len(sample.ids) for sample in samples], dtype=torch.int64)
         self._lengths: list[int] = lengths.tolist()
-        self._order = Order(dict(enumerate(self._lengths)), seed)
         self._length = lengths.to(self._device)
         self._offset = (lengths.cumsum(0) - lengths).to(self._device)
         self._start = torch.tensor([sample.start for sample in samples], dtype=torch.int64).to(self._device)
@@ -53,14 +80,10 @@ class Store:
         if self._device.type == "cuda" and needed < _MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
             self._hidden = self._precompute()
 
-    def next(self, batch: int) -> Batch:
-        """The next batch of sequences of like length."""
-        return self.take(self._order.next(batch))
-
     @torch.no_grad()
-    def take(self, indices: Sequence[int]) -> Batch:
-        """Those sequences, padded on the right."""
-        longest = max(self._lengths[index] for index in indices)
+    def take(self, indices: Sequence[int], width: int | None = None) -> Batch:
+        """Those sequences, padded on the right to `width`, or to the longest."""
+        longest = width or max(self._lengths[index] for index in indices)
         chosen = torch.tensor(indices, dtype=torch.int64).to(self._device, non_blocking=True)
         places = self._offset[chosen][:, None] + torch.arange(longest, device=self._device)
         length = self._length[chosen]

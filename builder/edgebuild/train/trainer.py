@@ -22,17 +22,18 @@ from edgebuild.checkpoint import Checkpoint
 from edgebuild.errors import CheckpointError
 from edgebuild.models.decoder import Decoder
 from edgebuild.models.mtp import Mtp
+from edgebuild.train.acceptance import Acceptance, count_steps
 from edgebuild.train.forward import load_frozen
 from edgebuild.train.generate import Encoded, Sample, encode_prompts, generate, go_on
 from edgebuild.train.learner import Learner
-from edgebuild.train.lesson import lesson
 from edgebuild.train.progress import Progress, Settings, load, save
 from edgebuild.train.prompts import Prompt, names_held_out
-from edgebuild.train.store import Store
-from edgebuild.train.unroll import Acceptance, correct_guesses, walk
+from edgebuild.train.store import Order, Store
+from edgebuild.train.unroll import correct_guesses
 
 Log = Callable[[str], None]
 _TRAINING_SHARE = 0.95  # of the minutes; the rest is for the last measurement and for writing files
+_LOOK_EVERY = 100  # steps; then the device is waited for, too, and the clock is right
 _LONGEST_ENDING = 48  # tokens that the model may add to the beginning of a prompt
 
 
@@ -54,6 +55,7 @@ def train(
     *,
     device: torch.device,
     openings: Sequence[Prompt] = (),
+    start: Mapping[str, Tensor] | None = None,
     state_path: Path | None = None,
     resume: bool = False,
     log: Log = lambda _line: None,
@@ -61,8 +63,8 @@ def train(
 ) -> Trained:
     """Train a module for `checkpoint`. held_out: set name → prompts; the first set is measured during training.
 
-    openings: beginnings of prompts that the model is to end itself. Raises CheckpointError for a model that is not
-    dense, OutputError when the state file is not this run's.
+    openings: beginnings of prompts that the model is to end itself. start: weights of a module to go on from. Raises
+    CheckpointError for a model that is not dense, OutputError when the state file is not this run's.
     """
     began = clock()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -70,19 +72,22 @@ def train(
     positions = settings.longest_prompt + settings.max_tokens + recipe.depth + 64
     decoder = load_frozen(checkpoint, positions, device, dtype)
     log(f"model on {device}, {dtype}, after {clock() - began:.1f} s")
-    learner = Learner(decoder, recipe, settings.seed)
-    progress = Progress(settings)
+    progress, before = Progress(settings), None
     if resume and state_path is not None:
-        progress = load(state_path, settings, learner, device)
+        progress, before = load(state_path, settings, device)
         log(f"resumed at step {progress.step}, {progress.trained_s:.0f} s of training done")
     if not progress.samples:
         write_text(checkpoint, decoder, prompts, openings, held_out, progress, log, clock)
-        if state_path is not None:
-            save(state_path, progress, learner)
-    store = Store(decoder, progress.samples, settings.seed)
-    held = {name: Store(decoder, samples, 0) for name, samples in progress.held_out.items()}
-    order = by_frequency(progress.samples, decoder.token_limit)
-    table = guessed_rows(decoder, order[: settings.vocabulary])
+    used = by_frequency(progress.samples, decoder.token_limit)
+    learner = Learner(decoder, recipe, guessed_rows(decoder, used[: settings.vocabulary]), settings.seed)
+    if start is not None:
+        learner.mtp.load_state_dict(start)
+    if before is not None:
+        learner.take_up(before)
+    elif state_path is not None:
+        save(state_path, progress, learner)
+    store, order = Store(decoder, progress.samples), Order(progress.samples, settings.batch, settings.seed)
+    held = {name: Store(decoder, samples) for name, samples in progress.held_out.items()}
     first = next(iter(held), None)
     spent_s = progress.generated_s if progress.step else clock() - began
     total_s = max(1.0, _TRAINING_SHARE * settings.minutes * 60 - spent_s)
@@ -92,14 +97,13 @@ def train(
     while not _done(progress, settings, total_s):
         turn_began = clock()
         share = progress.step / settings.steps if settings.steps else progress.trained_s / total_s
-        learned = lesson(store.next(settings.batch), table, recipe.depth, recipe.hard)
-        loss = learner.learn(learned, share, progress.step)
+        shape, chosen = order.next()
+        learner.learn(store.take(chosen, shape.width), shape.size, share, progress.step)
         progress.step += 1
-        if progress.step % 100 == 0 or progress.step == 1:
-            rates = loss.agreement.tolist()  # waits for the device: every step before has then been computed
-            entry = {"step": progress.step, "loss": round(float(loss.total.detach()), 4), "agreement": rates}
-            progress.log.append(entry)
-            log(f"step {progress.step} loss {entry['loss']} agreement {_rates(rates)}")
+        if progress.step % _LOOK_EVERY == 0 or progress.step == 1:
+            loss, rates = learner.last
+            progress.log.append({"step": progress.step, "loss": round(loss, 4), "agreement": rates})
+            log(f"step {progress.step} loss {loss:.4f} agreement {_rates(rates)}")
         if first is not None and share - measured >= 0.2:
             measured = share
             found = measure(learner, decoder, held[first])
@@ -112,7 +116,7 @@ def train(
     acceptance = {name: measure(learner, decoder, each) for name, each in held.items()}
     if state_path is not None:
         save(state_path, progress, learner)
-    return Trained(learner.mtp, acceptance, progress, order)
+    return Trained(learner.mtp, acceptance, progress, used)
 
 
 def measure(learner: Learner, decoder: Decoder, store: Store, batch: int = 32) -> dict[str, Acceptance]:
@@ -131,13 +135,12 @@ def measure_among(
     for first in range(0, len(order), batch):
         part = order[first : first + batch]
         with learner.mixed():
-            found = correct_guesses(learner.mtp, decoder, store.take(part), depth, allowed)
+            taken = store.take(part)
+            found = correct_guesses(learner.mtp, decoder, taken, depth, allowed)
         for result, correct in zip(results, found, strict=True):
-            passes = correct.cpu().tolist()
-            for row, index in enumerate(part):
-                sample = store.samples[index]
-                steps = walk([turn[row] for turn in passes], sample.start, len(sample.ids))
-                result[sample.task] = result.get(sample.task, nothing) + steps
+            for index, steps in zip(part, count_steps(correct, taken.start, taken.length), strict=True):
+                task = store.samples[index].task
+                result[task] = result.get(task, nothing) + steps
     return [dict(sorted(result.items())) for result in results]
 
 
