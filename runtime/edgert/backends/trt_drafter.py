@@ -65,8 +65,8 @@ class Drafter:
         self._states = SlotStates(setup.draft_states, setup.slots, batch)
         # what a pass leaves for the next: two pairs in turn, with the rows that pad a chained pass (they stay 0)
         rows = max((each.shape.batch * each.shape.rows for each in self._chained.values()), default=batch)
-        size = rows * engine.row_bytes("hidden")
-        self._memory = [cuda.DeviceMemory(size) for _ in range(4)]
+        sizes = [rows * engine.row_bytes(name) for name in ("embedding", "hidden")]
+        self._memory = [cuda.DeviceMemory(size) for size in sizes * 2]
         addresses = [memory.address for memory in self._memory]
         self._pairs = (Rows(*addresses[:2]), Rows(*addresses[2:]))
         self._lengths = [cuda.DeviceMemory(batch * 8) for _ in range(setup.draft_length + 1)]
