@@ -114,7 +114,7 @@ class Learner:
         own = Batch(batch.tokens.clone(), batch.hidden.clone(), batch.start.clone(), batch.length.clone())
         changing = [*self.mtp.parameters(), *self._optimiser.tensors()]
         kept = [tensor.detach().clone() for tensor in changing]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):

@@ -77,7 +77,7 @@ def chain_loss(mtp: Mtp, decoder: Decoder, learned: Lesson, depth: int, off_path
         chosen = rows.flatten(0, 1).index_select(0, learned.places - (turn + 1)).to(learned.table.dtype)
         with torch.autocast(chosen.device.type, enabled=False):
             logits = chosen @ learned.table.T
-        losses.append(_CrossEntropy.apply(logits, learned.aim))
+        losses.append(_CrossEntropy.apply(logits, learned.aim))  # type: ignore[no-untyped-call]
         right.append(logits.detach().argmax(-1) == learned.best)
     correct = torch.stack(right) & (learned.counts > 0)  # [depth, M]
     with torch.no_grad():
@@ -91,14 +91,14 @@ class _CrossEntropy(torch.autograd.Function):
     """−Σ aim · log softmax(logits) a row, float32; the gradient is made on the way: one [M, V'] tensor is kept."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, aim: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, logits: Tensor, aim: Tensor) -> Tensor:
         log_p = logits.log_softmax(-1)
         rows = -(aim * log_p).sum(-1, dtype=torch.float32)
         ctx.save_for_backward(log_p.exp_().sub_(aim))
         return rows
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (difference,) = ctx.saved_tensors
         return difference * grad[:, None].to(difference.dtype), None
 

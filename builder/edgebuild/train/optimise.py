@@ -70,4 +70,5 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if tall else x).to(matrix.dtype)
+    result: Tensor = (x.T if tall else x).to(matrix.dtype)
+    return result
