@@ -125,7 +125,9 @@ def decide(rules: Rules, load: Load, before: Tempo) -> Tempo:
     if not load.decoding or not load.prefilling:
         return Tempo(largest, rules.ratio.base, drafts, pressed)
     steps = _steps(rules, load, pressed)
-    rows = _chunk(rules, load, before, largest, steps, pressed)
+    rows, cut = _chunk(rules, load, before, largest, steps, pressed)
+    if cut:  # smaller chunks than the prompt would like: fewer steps between them make up for it
+        steps = rules.ratio.low
     if rules.targets.itl_ms is not None:
         drafts = _drafts_within(rules, load, rows, drafts)
     return Tempo(rows, steps, drafts, pressed)
@@ -179,12 +181,15 @@ def _steps(rules: Rules, load: Load, pressed: bool) -> int:
     return min(rules.ratio.base, decode_steps_per_chunk(load.backlog_tokens, rules.chunks[-1], rules.ratio))
 
 
-def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pressed: bool) -> int:
-    """While streams decode: the finest chunk that costs next to nothing, and one that keeps the gap's target."""
+def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pressed: bool) -> tuple[int, bool]:
+    """While streams decode: the finest chunk that costs next to nothing, and one that keeps the gap's target.
+
+    The second value: the target made it smaller.
+    """
     step = rules.decode_ms(load.decoding, load.length)
     whole = rules.chunk_ms(largest, load.prompt_end)
     if step is None or whole is None:
-        return largest
+        return largest, False
     rows = largest
     if not pressed:
         allowed = _read_ms(rules, load, largest, steps, step) * (1 + FINER)
@@ -192,8 +197,9 @@ def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pr
             size for size in rules.chunks if size == largest or _read_ms(rules, load, size, steps, step) <= allowed
         )
     if rules.targets.itl_ms is None:
-        return rows
-    return _within_gap(rules, load, before, rows, step, whole / largest)
+        return rows, False
+    within = _within_gap(rules, load, before, rows, step, whole / largest)
+    return within, within < rows
 
 
 def _read_ms(rules: Rules, load: Load, rows: int, steps: int, step_ms: float) -> float:
