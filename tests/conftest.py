@@ -10,6 +10,7 @@ import toys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # one fixture may fetch, from the package index and nowhere else
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("EDGEBUILD_TUNING", os.devnull)  # what was tuned on this machine is no part of a test
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if _WORKER.startswith("gw") and hasattr(os, "sched_setaffinity"):

@@ -40,7 +40,7 @@ from edgebuild.engine.targets import BuildPlace, can_build_here, device_capabili
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.hash_check import refuse_other_hashes
-from edgebuild.plan import ModelShape, Plan, make_plan
+from edgebuild.plan import ModelShape, Plan, Tuned, make_plan
 from edgebuild.profile import Profile
 from edgebuild.progress import Stages
 from edgebuild.restore import WEIGHTS, restore_weights, weights_missing
@@ -75,10 +75,11 @@ def build(
     *,
     max_cells: int | None = None,
     engine: bool = True,
+    tuned: Tuned | None = None,
 ) -> Built:
     """Build an artifact at `output`. Raises EdgebuildError or EdgertError; on any error nothing is left behind.
 
-    engine: False stops after ONNX, though this machine could go on.
+    engine: False stops after ONNX, though this machine could go on. tuned: what was measured on the device.
     """
     if not engine and profile.backend == "onnxruntime":
         raise EngineError("onnxruntime runs the ONNX file itself: there is no engine to leave for the device")
@@ -94,8 +95,10 @@ def build(
     with stages.stage("plan"):
         limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
         shape = None if drafter is None else drafter_shape(config, profile, limit, drafter.acceptance)
-        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape)
+        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape, tuned)
     drafter = drafter if plan.draft.length else None
+    if drafter is not None and tuned is not None:
+        drafter = replace(drafter, first=tuned.used_tokens)
     for note in plan.notes:
         stages.note(note)
     place = can_build_here(profile) if engine else BuildPlace(False, "it was left for the device")

@@ -36,12 +36,14 @@ class DrafterWeights:
     """A complete set of MTP tensors. `card`: what training recorded, {} where the tensors are the checkpoint's own.
 
     source  the checkpoint, or a sidecar's path
+    first   tokens to draft before all others: those that a tuning run saw, the most used first
     """
 
     checkpoint: Checkpoint
     sidecar: Path | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    first: tuple[int, ...] = ()
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, `mtp.*` from the drafter's file, others from the model's."""
@@ -64,9 +66,18 @@ class DrafterWeights:
         return mean_acceptance(self.card)
 
     def draft_tokens(self, token_limit: int, count: int | None) -> tuple[int, ...]:
-        """Ids that may be drafted, ascending: the `count` most used of the sidecar's list; all without a list."""
+        """Ids that may be drafted, ascending: `first`, then the most used of the sidecar's list, `count` in all.
+
+        Without a list, the lowest ids follow `first`; every id may be drafted without a count.
+        """
         if count is None or count >= token_limit:
             return tuple(range(token_limit))
+        listed = self._listed(count) if not self.first or DRAFT_TOKENS in self.dtypes else range(token_limit)
+        order = dict.fromkeys(token for token in (*self.first, *listed) if 0 <= token < token_limit)
+        return tuple(sorted(tuple(order)[:count]))
+
+    def _listed(self, count: int) -> list[int]:
+        """The sidecar's tokens, the most used first."""
         if self.sidecar is None or DRAFT_TOKENS not in self.dtypes:
             raise CheckpointError(
                 f"a draft vocabulary of {count} needs a list of the most used tokens, the drafter has none",
@@ -75,8 +86,7 @@ class DrafterWeights:
         from safetensors import safe_open
 
         with safe_open(str(self.sidecar), framework="np") as file:
-            order = [int(token) for token in file.get_tensor(DRAFT_TOKENS)]
-        return tuple(sorted([token for token in order if 0 <= token < token_limit][:count]))
+            return [int(token) for token in file.get_tensor(DRAFT_TOKENS)]
 
 
 def find_drafter(checkpoint: Checkpoint, config: ModelConfig, sidecar: Path | None) -> DrafterWeights | None:

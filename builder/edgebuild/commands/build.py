@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgebuild.commands.tuning import tuning_options, with_tuning
+
 if TYPE_CHECKING:
     from edgebuild.build import Built
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
+@tuning_options
 @click.option("--no-engine", is_flag=True, help="Stop after ONNX; `edgebuild resume` on the device does the rest.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -32,6 +35,8 @@ def build(
     mtp: Path | None,
     draft_vocabulary: int | None,
     max_cells: int | None,
+    tuning: Path | None,
+    no_tuning: bool,
     no_engine: bool,
     quiet: bool,
     as_json: bool,
@@ -54,19 +59,18 @@ def build(
         profile = profile.with_drafter(mtp, vocabulary=draft_vocabulary)
     checkpoint = given(model, profile, "model")
     source = given(traffic, profile, "traffic")
+    profile, tuned = with_tuning(profile, model_name(checkpoint), tuning, no_tuning, stages.note)
     target = output or Path("artifacts") / f"{model_name(checkpoint)}-{profile.name}"
     stages.title("edgebuild", f"{checkpoint.name} for {profile.name} → {target}")
     with stages.stage("traffic"):
         histogram = read_traffic(source)
-    built = run(profile, checkpoint, histogram, target, stages, max_cells=max_cells, engine=not no_engine)
+    built = run(profile, checkpoint, histogram, target, stages, max_cells=max_cells, engine=not no_engine, tuned=tuned)
     _finish(built, stages.seconds, as_json)
 
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option(
-    "--model", type=click.Path(path_type=Path), help="Checkpoint, where decoder.weights did not come along."
-)
+@click.option("--model", type=click.Path(path_type=Path), help="Checkpoint, where decoder.weights did not come along.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def resume(artifact: Path, model: Path | None, quiet: bool, as_json: bool) -> None:

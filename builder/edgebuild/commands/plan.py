@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from edgebuild.commands.tuning import tuning_options, with_tuning
 from edgebuild.errors import CheckpointError, ProfileError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
+@tuning_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     profile_name: str,
@@ -33,9 +36,12 @@ def plan(
     mtp: Path | None,
     draft_vocabulary: int | None,
     max_cells: int | None,
+    tuning: Path | None,
+    no_tuning: bool,
     as_json: bool,
 ) -> None:
     """Decide chunk sizes, KV tiers, cells, memory and draft length; build nothing."""
+    from edgebuild.build import model_name
     from edgebuild.drafter import planned_drafter
     from edgebuild.plan import ModelShape, make_plan
     from edgebuild.profile import load_profile
@@ -44,9 +50,14 @@ def plan(
     profile = load_profile(profile_name)
     if mtp is not None:
         profile = profile.with_drafter(mtp, vocabulary=draft_vocabulary)
-    config = model_config(given(model, profile, "model"))
+    checkpoint = given(model, profile, "model")
+    said: list[str] = []
+    profile, tuned = with_tuning(profile, model_name(checkpoint), tuning, no_tuning, said.append)
+    config = model_config(checkpoint)
     histogram = read_traffic(given(traffic, profile, "traffic"))
-    made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, planned_drafter(profile, config))
+    drafter = planned_drafter(profile, config)
+    made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, drafter, tuned)
+    made = replace(made, notes=(*said, *made.notes))
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=2))
     else:

@@ -70,6 +70,7 @@ def tune(
 
     from edgert.config import CONFIG_NAME
 
+    from edgebuild.errors import OutputError
     from edgebuild.profile import load_profile
     from edgebuild.progress import Stages
     from edgebuild.tune import session
@@ -100,7 +101,10 @@ def tune(
     session.write_config(setup, result, trials, config)
     if apply_:
         session.write_config(setup, result, trials, path / CONFIG_NAME)
-    kept = session.remember(result)
+    try:
+        kept = f"for later builds on this device: {session.remember(result)}"
+    except OutputError as error:  # a read-only home: --tuning names the logbook then
+        kept = f"not kept for later builds: {error}"
     if as_json:
         click.echo(session.document(result, trials, book, config), nl=False)
         return
@@ -109,6 +113,6 @@ def tune(
     print_result(Console(highlight=False), result, trials)
     click.echo(f"logbook   {book}")
     click.echo(f"config    {config}" + (f"  (and in {path})" if apply_ else ""))
-    click.echo(f"kept for later builds on this device: {kept}")
+    click.echo(f"kept      {kept}")
     if not apply_:
         click.echo(f"use it:\n  cp {config} {path / CONFIG_NAME}")

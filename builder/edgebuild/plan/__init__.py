@@ -4,6 +4,7 @@ from edgebuild.plan.assemble import plan_for
 from edgebuild.plan.from_profile import DrafterShape, limits_from, make_plan
 from edgebuild.plan.memory import Ledger, LedgerLine, ModelShape
 from edgebuild.plan.records import Limits, Plan
+from edgebuild.plan.tuned import Tuned
 
 __all__ = [
     "DrafterShape",
@@ -12,6 +13,7 @@ __all__ = [
     "Limits",
     "ModelShape",
     "Plan",
+    "Tuned",
     "limits_from",
     "make_plan",
     "plan_for",

@@ -35,7 +35,9 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
     """Decide everything. Raises DoesNotFit with what to change."""
     notes: list[str] = []
     context = _context(limits, model, notes)
-    draft = draft_length_for(limits.draft_length, limits.acceptance, limits.step_cost_ms, limits.acceptance_threshold)
+    draft = limits.measured_draft or draft_length_for(
+        limits.draft_length, limits.acceptance, limits.step_cost_ms, limits.acceptance_threshold
+    )
     if not draft.length:
         if limits.draft_length:
             notes.append(f"no drafts, though the profile asks for {limits.draft_length}: {draft.reason}")

@@ -8,6 +8,7 @@ from edgebuild.plan.assemble import plan_for
 from edgebuild.plan.cells import CellBudget
 from edgebuild.plan.memory import MIB, ModelShape
 from edgebuild.plan.records import Limits, Plan
+from edgebuild.plan.tuned import Tuned, tuned_limits, tuned_plan
 from edgebuild.profile import Profile
 from edgebuild.traffic.histogram import Histogram
 
@@ -116,6 +117,13 @@ def make_plan(
     model: ModelShape,
     max_cells: int | None = None,
     drafter: DrafterShape | None = None,
+    tuned: Tuned | None = None,
 ) -> Plan:
-    """Decide everything for this device, traffic and model. Raises DoesNotFit with what to change."""
-    return plan_for(limits_from(profile, model, max_cells, drafter), histogram, model)
+    """Decide everything for this device, traffic and model. Raises DoesNotFit with what to change.
+
+    tuned: what `edgebuild tune` measured on the device, over what is estimated here.
+    """
+    limits = limits_from(profile, model, max_cells, drafter)
+    if tuned is None:
+        return plan_for(limits, histogram, model)
+    return tuned_plan(plan_for(tuned_limits(limits, tuned), histogram, model), tuned)

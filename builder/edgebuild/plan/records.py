@@ -34,6 +34,7 @@ class Limits:
     throughput_headroom_fraction   share of the measured throughput that admission leaves free
     headroom_fraction     share of the planned memory that should stay free
     acceptance, step_cost_ms   measured for drafts, () = not measured
+    measured_draft        a draft length that `edgebuild tune` measured on the device; goes before the two above
     draft_length          drafts a step at most, as the profile asks
     drafter_elements, drafter_kv_elements   its weights, and what its cache holds of one position
     ratio_range           decode steps after each prefill chunk, least and most
@@ -83,6 +84,7 @@ class Limits:
     draft_length: int = 0
     drafter_elements: int = 0
     drafter_kv_elements: int = 0
+    measured_draft: DraftChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,6 @@ class Plan:
                 "headroom_bytes": self.ledger.headroom_bytes,
                 "margin_fraction": self.limits.margin_fraction,
             },
-            "headroom_fraction": self.limits.headroom_fraction,
             "notes": list(self.notes),
         }
 

@@ -253,6 +253,7 @@ class Result(Record):
 
     trial       number of the chosen settings' trial; baseline: of the first one
     steps       numbers of the trials of this run, in order
+    largest_chunk  prefill chunk sizes of the artifact end here: the chosen one may be smaller
     soak        number of the soak that held; null: none was asked for
     notes       for people
     """
@@ -268,6 +269,7 @@ class Result(Record):
     trial: int
     steps: tuple[int, ...]
     figures: Figures
+    largest_chunk: int | None = None
     curve: Curve | None
     draft_vocabulary: DraftVocabulary | None
     soak: int | None

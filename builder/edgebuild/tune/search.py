@@ -119,6 +119,7 @@ class Tuner:
             trial=chosen.number,
             steps=tuple(trial.number for trial in self.trials),
             figures=chosen.figures,
+            largest_chunk=setup.config.graph_bucket_sizes[-1],
             curve=curve,
             draft_vocabulary=vocabulary,
             soak=None if soak is None else soak.number,
