@@ -1,0 +1,285 @@
+"""Drafting on a GPU: what a step with k drafts costs, what is accepted, and what comes of it.
+
+python benchmarks/drafting.py export --shape 4b --directory D      (torch; any machine)
+python benchmarks/drafting.py build  --directory D                 (TensorRT-RTX, onnx)
+python benchmarks/drafting.py steps  --directory D --output steps-4b.json
+python benchmarks/drafting.py serve  --artifact A --output serve.json
+python benchmarks/drafting.py table  PART ... --output benchmarks/results/drafting.json
+
+`steps` needs no real weights: time depends on shapes alone. `serve` runs SmolLM2 with its shipped head on held-out
+prompts. `table` puts both together: tokens/s of a shape whose weights are random are its measured step time and the
+acceptance that SmolLM2 was measured with, and each such row says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import SHAPES, Exported, export_shape, fill_weights, setup_for
+from edgert.cells import Cell
+from environment import environment
+
+LONGEST = 4
+CONTEXT, TIER = 600, 768
+TASKS = ("json", "code", "chat", "story")
+WHAT = (
+    "decode with k drafts a step on TensorRT-RTX, float16, one captured graph a step; k = 0: no drafts, and the faster "
+    "of waited for and one step ahead. source `measured`: SmolLM2, its real weights and shipped head, held-out "
+    "prompts, greedy, whole engine; `computed`: measured step time of that shape (random weights) x SmolLM2's measured "
+    "acceptance. chosen: k is the policy's choice, by measured costs and acceptance"
+)
+
+
+def cells_of(batches: Iterable[int]) -> list[Cell]:
+    """Of each batch a plain cell and one that verifies."""
+    return [Cell("decode", batch, rows, TIER) for batch in batches for rows in (1, 1 + LONGEST)]
+
+
+def build(directory: Path, batches: Sequence[int]) -> dict[str, Any]:
+    """Both plans, for every draft vocabulary that was exported."""
+    from edgebuild.engine.tensorrt import build_drafter_engine, build_engine
+
+    info, cells = Exported.load(directory), cells_of(batches)
+    result: dict[str, Any] = {"cells": [cell.label for cell in cells]}
+    for drafter in sorted(directory.glob("mtp-*")):
+        fill_weights(drafter / "mtp.onnx", drafter / "mtp.weights")
+        (drafter / "mtp.plan").unlink(missing_ok=True)
+        built = build_drafter_engine(
+            drafter / "mtp.onnx", drafter / "mtp.plan", cells, draft_length=LONGEST, cache_tokens=info.cache_tokens
+        )
+        result[drafter.name] = {"plan_mb": round(built.plan_bytes / 1e6, 1), "build_s": round(built.seconds, 1)}
+    fill_weights(directory / "decoder.onnx", directory / "decoder.weights")
+    (directory / "decoder.plan").unlink(missing_ok=True)
+    built = build_engine(directory / "decoder.onnx", directory / "decoder.plan", cells)
+    result["decoder"] = {"plan_mb": round(built.plan_bytes / 1e6, 1), "build_s": round(built.seconds, 1)}
+    (directory / "build.json").write_text(json.dumps(result))
+    return result
+
+
+def step_ms(backend: Any, cell: Cell, drafts: int, count: int, *, ahead: bool = False) -> float:
+    """Median time of a step at `CONTEXT` tokens that verifies and makes `drafts` drafts; ahead: not waited for."""
+    from edgert.step import empty_step
+
+    waiting: list[Any] = []
+    times = []
+    previous = time.perf_counter()
+    for place in range(count):
+        step = empty_step(cell, 0)
+        step.tokens[:] = 11
+        step.valid[:], step.forced[:] = 1 + drafts, 1
+        step.length[:] = CONTEXT
+        if ahead and place % 100:
+            step.from_device[:] = True
+        waiting.append(backend.launch(replace(step, prime=drafts > 0, draft_length=drafts)))
+        if len(waiting) > ahead:
+            waiting.pop(0).result()
+            now = time.perf_counter()
+            times.append(now - previous)
+            previous = now
+    while waiting:
+        waiting.pop(0).result()
+    return 1e3 * float(np.median(times[10:]))
+
+
+def steps(directory: Path, batches: Sequence[int], count: int) -> dict[str, Any]:
+    """Step times by draft vocabulary, batch and draft length."""
+    from edgert.backends.tensorrt import TensorRTBackend
+
+    info = Exported.load(directory)
+    report: dict[str, Any] = {"kind": "steps", "shape": info.shape, "context_tokens": CONTEXT, "rows": []}
+    if (directory / "build.json").exists():
+        report["build"] = json.loads((directory / "build.json").read_text())
+    for drafter in sorted(directory.glob("mtp-*"), key=lambda path: int(path.name[4:])):
+        (directory / "mtp.plan").unlink(missing_ok=True)
+        (directory / "mtp.plan").symlink_to(drafter / "mtp.plan")
+        setup = setup_for(
+            directory, info, cells_of(batches), max(batches), {"flavour": "tensorrt-rtx"}, draft_length=LONGEST
+        )
+        backend = TensorRTBackend(setup)
+        backend.warm_up()
+        described = backend.describe()
+        report["device"] = described["device"]
+        for batch in batches:
+            plain, verify = (cell for cell in cells_of(batches) if cell.batch == batch)
+            row: dict[str, Any] = {"draft_vocabulary": int(drafter.name[4:]), "batch": batch}
+            row["plain_ahead_ms"] = step_ms(backend, plain, 0, count, ahead=True)
+            row["plain_waited_ms"] = step_ms(backend, plain, 0, count)
+            row["k0_in_the_wide_cell_ms"] = step_ms(backend, verify, 0, count, ahead=True)
+            row["step_ms"] = [step_ms(backend, verify, k, count) for k in range(LONGEST + 1)]
+            report["rows"].append({k: v if isinstance(v, int) else np.round(v, 4).tolist() for k, v in row.items()})
+        report["memory"], report["timings"] = backend.memory(), described["timings"]
+        report["eager_launches"] = backend.describe()["eager_launches"]
+        report["drafter"] = described["drafter"]
+        backend.close()
+    return report
+
+
+def serve(artifact: Path, prompts: int, tokens: int, batches: Sequence[int]) -> dict[str, Any]:
+    """Tokens a second of the whole engine by draft length, batch and task; in the last round the policy chooses."""
+    from edgebuild.train.prompts import built_in
+    from edgert import Engine, loading
+    from edgert.manifest import load_manifest
+
+    asked = [p for task in TASKS for p in [q for q in built_in("held_out", 30) if q.task == task][:prompts]]
+    measured, plain = loading.measure_step_costs, dict[str, tuple[int, ...]]()
+    longest = load_manifest(artifact).draft_length
+    report: dict[str, Any] = {"kind": "serve", "rows": [], "differing": []}
+    for length in (*range(longest + 1), None):
+        # without costs the control always takes the longest
+        loading.measure_step_costs = measured if length is None else lambda *_: {}  # type: ignore[assignment]
+        most = longest if length is None else length
+        changed = {"enable_mtp": most > 0, **({"mtp_num_heads": most} if most else {}), "adaptive": False}
+        with Engine.load(artifact, verify_files=False, **changed) as engine:
+            name = "chosen" if length is None else str(length)
+            report["device"] = engine.describe()["device"]
+            report.setdefault("loads", {})[name] = dict(engine.describe()["timings"])
+            engine.complete(chat="Hello", max_tokens=8)
+            for batch in batches:
+                for task in TASKS:
+                    mine = [p for p in asked if p.task == task]
+                    row = _serve_task(engine, mine, tokens, batch, f"{task}-{batch}", plain)
+                    report["differing"] += row.pop("differing")
+                    report["rows"].append({"draft_length": name, "batch": batch, "task": task, **row})
+            report.setdefault("acceptance", {})[name] = dict(engine.metrics().acceptance)
+            report.setdefault("draft_lengths", {})[name] = {
+                task: dict(lengths) for task, lengths in engine.metrics().draft_lengths.items()
+            }
+            report.setdefault("eager", {})[name] = engine.describe().get("eager_launches")
+    loading.measure_step_costs = measured
+    return report
+
+
+def _serve_task(
+    engine: Any, prompts: Sequence[Any], tokens: int, batch: int, label: str, plain: dict[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Groups of `batch` prompts at once; the time of the first token is taken off."""
+    spent, count, steps, accepted, differing = 0.0, 0, 0, 0, []
+    for start in range(0, len(prompts) - batch + 1, batch):
+        group = prompts[start : start + batch]
+        times = []
+        for most in (1, tokens):
+            began = time.perf_counter()
+            handles = [engine.submit(chat=p.text, max_tokens=most, ignore_eos=True, task=label) for p in group]
+            done = [handle.result() for handle in handles]
+            times.append(time.perf_counter() - began)
+        spent += times[1] - times[0]
+        for prompt, result in zip(group, done, strict=True):
+            count += len(result.token_ids) - 1
+            steps += result.usage.draft_steps
+            accepted += result.usage.draft_accepted
+            expected = plain.setdefault(prompt.text, result.token_ids)
+            if expected != result.token_ids:
+                pairs = zip(expected, result.token_ids, strict=False)
+                place = next((n for n, (a, b) in enumerate(pairs) if a != b), len(expected))
+                differing.append({"label": label, "place": place, "prompt": prompt.text[:40]})
+    return {
+        "tokens_per_s": round(count / spent, 1),
+        "mean_accepted_length": round(1 + accepted / steps, 3) if steps else 1.0,
+        "tokens": count,
+        "differing": differing,
+    }
+
+
+def rates_of(serve_part: dict[str, Any]) -> list[float]:
+    """SmolLM2's acceptance by position, given the one before: the mean over the tasks at batch 1, k = LONGEST."""
+    by_task = serve_part["acceptance"][str(LONGEST)]
+    rows = [by_task[f"{task}-1"]["by_position"] for task in TASKS]
+    return [float(np.mean([row[place] for row in rows])) for place in range(LONGEST)]
+
+
+def mean_length(rates: Sequence[float], k: int) -> float:
+    """Tokens a step commits with k drafts, the bonus token included."""
+    return 1.0 + float(sum(np.prod(rates[: place + 1]) for place in range(k)))
+
+
+def table(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One flat row for each measured or computed figure."""
+    served = next(part for part in parts if part["kind"] == "serve")
+    rates, rows = rates_of(served), list[dict[str, Any]]()
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in served["rows"]:
+        groups.setdefault((row["draft_length"], row["batch"]), []).append(row)
+    for (k, batch), found in groups.items():
+        base = groups["0", batch]
+        for task in ("all", *TASKS):
+            mine, plain = ([r for r in each if task in ("all", r["task"])] for each in (found, base))
+            speed, plain_speed = (
+                sum(r["tokens"] for r in each) / sum(r["tokens"] / r["tokens_per_s"] for r in each)
+                for each in (mine, plain)
+            )
+            length = float(np.mean([r["mean_accepted_length"] for r in mine]))
+            rows.append(
+                {
+                    "shape": "smollm2", "source": "measured", "batch": batch, "k": k, "task": task,
+                    "mean_accepted_length": round(length, 3), "tokens_per_s": round(speed, 1),
+                    "over_k0": round(speed / plain_speed, 3),
+                }
+            )  # fmt: skip
+    for part in (part for part in parts if part["kind"] == "steps"):
+        for row in part["rows"]:
+            plain_ms = min(row["plain_ahead_ms"], row["plain_waited_ms"])
+            for k in range(LONGEST + 1):
+                ms = row["step_ms"][k] if k else plain_ms
+                length = mean_length(rates, k)
+                rows.append(
+                    {
+                        "shape": part["shape"], "source": "computed", "batch": row["batch"], "k": str(k), "task": "all",
+                        "draft_vocabulary": row["draft_vocabulary"], "step_ms": round(ms, 3),
+                        "mean_accepted_length": round(length, 3),
+                        "tokens_per_s": round(1e3 * row["batch"] * length / ms, 1),
+                        "over_k0": round(length * plain_ms / ms, 3),
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["export", "build", "steps", "serve", "table"])
+    parser.add_argument("parts", nargs="*", type=Path, help="table: what steps and serve wrote")
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--shape", choices=list(SHAPES), default="4b")
+    parser.add_argument("--draft-vocabulary", nargs="+", type=int, default=[32768])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--count", type=int, default=120, help="steps a figure")
+    parser.add_argument("--prompts", type=int, default=4, help="of each task")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if args.action == "export":
+        forms = {"attention": "written_out", "sampling": "branchless"}
+        shape, counts = SHAPES[args.shape], args.draft_vocabulary
+        export_shape(shape, args.directory, cache_tokens=1152, **forms, draft_tokens=counts)
+        return
+    if args.action == "build":
+        result = build(args.directory, args.batches)
+    elif args.action == "table":
+        parts = [json.loads(path.read_text()) for path in args.parts]
+        facts = {key: parts[0][key] for key in ("device", "versions", "clocks", "commit") if key in parts[0]}
+        commands = "; ".join(dict.fromkeys(part["command"] for part in parts))
+        result = {"what": WHAT, **facts, "command": commands, "rows": table(parts), "parts": parts}
+    else:
+        measured = (
+            steps(args.directory, args.batches, args.count)
+            if args.action == "steps"
+            else serve(args.artifact, args.prompts, args.tokens, args.batches)
+        )
+        result = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device")) | measured
+    text = json.dumps(result, indent=1)
+    if args.output:
+        args.output.write_text(text + "\n")
+    else:
+        sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
