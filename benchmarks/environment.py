@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -39,17 +40,19 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Hash of the checkout; "unknown" in a copy without its history."""
+    """Hash of the checkout; in a copy without its history what EDGEBUILD_COMMIT says, else "unknown"."""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    return result.stdout.strip() or os.environ.get("EDGEBUILD_COMMIT") or "unknown"
 
 
 def gpu_clocks() -> str | None:
     """Current and highest clocks and the driver, as nvidia-smi gives them; None without one."""
     query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu"
     try:
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        one = ["-i", visible] if visible else []
+        command = ["nvidia-smi", *one, f"--query-gpu={query}", "--format=csv,noheader"]
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -69,8 +69,8 @@ class RuntimeConfig:
         return self.mtp_num_heads if self.enable_mtp else 0
 
     def select_cells(self, manifest: Manifest) -> tuple[Cell, ...]:
-        """The artifact's cells that this configuration may launch."""
-        return tuple(
+        """The artifact's cells that this configuration may launch. A tier past one that serves the context is none."""
+        allowed = [
             cell
             for cell in manifest.cells
             if (
@@ -78,6 +78,16 @@ class RuntimeConfig:
                 if cell.kind == "prefill"
                 else cell.batch in self.graph_batch_sizes and cell.kv_tier in self.kv_tiers
             )
+        ]
+        enough: dict[tuple[str, int, int], int] = {}
+        for cell in allowed:
+            if cell.kv_tier >= self.context_tokens:
+                shape = (cell.kind, cell.batch, cell.query_rows)
+                enough[shape] = min(cell.kv_tier, enough.get(shape, cell.kv_tier))
+        return tuple(
+            cell
+            for cell in allowed
+            if cell.kv_tier <= enough.get((cell.kind, cell.batch, cell.query_rows), cell.kv_tier)
         )
 
 
