@@ -15,7 +15,6 @@ from toy_plan import SMOLLM2, histogram, limits
 TRAFFIC = histogram([(374, 44), (1500, 200), (90, 12), (800, 300)] * 20)
 PLAN = plan_for(
     limits(
-        headroom_fraction=0.2,
         power_mode="MAXN",
         draft_length=3,
         acceptance=(0.7, 0.6, 0.5),
@@ -44,7 +43,16 @@ MANIFEST: dict[str, Any] = {
     "backend": {"name": "onnxruntime", "version": "1.32.0", "compute_capabilities": [], "precision": "float32"},
 }
 TOY: Manifest = toy_manifest()
-CONFIG = parse_config(SCHEDULER, TOY, {"power_mode": "MAXN", "soft_temperature_c": 85.0, "hard_temperature_c": 95.0})
+CONFIG = parse_config(
+    SCHEDULER,
+    TOY,
+    {
+        "power_mode": "MAXN",
+        "soft_temperature_c": 85.0,
+        "hard_temperature_c": 95.0,
+        "throughput_headroom_fraction": 0.2,
+    },
+)
 SOURCES = Sources(MANIFEST, PLAN.to_json(), TRAFFIC, CONFIG)
 
 READING = {

@@ -22,6 +22,7 @@ from edgebuild.tune.logbook import Logbook
 from edgebuild.tune.records import Result, Trial
 from edgert.capture import CellState
 from edgert.golden import GoldenReport
+from edgert.headroom import Headroom
 from edgert.selfcheck import SelfCheck
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +99,7 @@ def test_what_nobody_measured_is_said_with_the_command_that_measures_it() -> Non
     assert '<td class="left">not run here</td>' in text
     for command in ("edgert doctor ARTIFACT --json", "edgebuild tune ARTIFACT", "edgebuild verify ARTIFACT"):
         assert command in text
-    assert "edgebuild report ARTIFACT --tuning tuning.jsonl" in text
+    assert "edgebuild report ARTIFACT --tuning ARTIFACT.tuning.jsonl" in text
     measured = page_of(full_evidence())
     assert "not measured here" not in measured
     assert "not run here" not in measured
@@ -155,6 +156,9 @@ def test_headroom_says_what_it_costs() -> None:
     assert "250.0 output tokens/s were measured (trial 4 of the tuning log). With 20% kept free" in text
     assert "count on 200.0: that costs 50.0 tokens/s" in text
     assert "of the most" in page_of(Evidence(benches=(("evening", bench()),)))
+    costs = replace(SOURCES, headroom=Headroom(3, 4, 80.0, 100.0))
+    assert "3 of 4 slots are admitted, 80.0 instead of 100.0 tokens/s (by costs.json)" in page_of(sources=costs)
+    assert "edgebuild simulate ARTIFACT --traffic FILE --measure" in page_of()
 
 
 def test_another_power_mode_and_every_finding_are_warned_of_at_the_top() -> None:

@@ -7,12 +7,15 @@ bytes. Measures nothing; what nobody measured is shown as such, with the command
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.config import RuntimeConfig, load_config
+from edgert.costs import COSTS_NAME, load_costs
 from edgert.guards.policy import power_mode_warning
+from edgert.headroom import Headroom, slots_within
+from edgert.loading import limits_of
 from edgert.manifest_records import Manifest
 
 from edgebuild.errors import ReportError
@@ -33,23 +36,34 @@ from edgebuild.traffic import Histogram, read_traffic
 
 DOCTOR = "edgert doctor ARTIFACT --json > doctor.json"
 WITH_DOCTOR = "edgebuild report ARTIFACT --doctor doctor.json"
-TUNE = ("edgebuild tune ARTIFACT --traffic FILE", "edgebuild report ARTIFACT --tuning tuning.jsonl")
+COSTS = ("edgebuild simulate ARTIFACT --traffic FILE --measure", "edgebuild report ARTIFACT")
+TUNE = ("edgebuild tune ARTIFACT --traffic FILE", "edgebuild report ARTIFACT --tuning ARTIFACT.tuning.jsonl")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """An artifact's own data. plan: plan.json. config: scheduler.yaml as it is now."""
+    """An artifact's own data. plan: plan.json. config: scheduler.yaml as it is now.
+
+    headroom  what the throughput that is left free costs, by costs.json; None where nobody measured costs
+    """
 
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
     histogram: Histogram
     config: RuntimeConfig
+    headroom: Headroom | None = None
 
 
 def read_sources(artifact: Path, manifest: Manifest) -> Sources:
     """Raises ReportError, TrafficError or ConfigError."""
-    plan = read_object(artifact / "plan.json")
-    return Sources(manifest.to_json(), plan, read_traffic(artifact / "traffic.yaml"), load_config(artifact, manifest))
+    plan, config = read_object(artifact / "plan.json"), load_config(artifact, manifest)
+    histogram = read_traffic(artifact / "traffic.yaml")
+    if not (artifact / COSTS_NAME).is_file():
+        return Sources(manifest.to_json(), plan, histogram, config)
+    limits = limits_of(config, config.select_cells(manifest), config.slots, any_first_slot=False)
+    rules = replace(limits, costs=load_costs(artifact / COSTS_NAME)).rules
+    headroom = slots_within(rules, config.slots, config.throughput_headroom_fraction)
+    return Sources(manifest.to_json(), plan, histogram, config, headroom)
 
 
 def render_report(sources: Sources, evidence: Evidence = Evidence()) -> str:  # noqa: B008  (frozen and empty)
@@ -89,7 +103,7 @@ def _context(sources: Sources, evidence: Evidence) -> dict[str, Any]:
         "acceptance": _acceptance(sources, evidence),
         "ablation": ablation_bars(evidence) or Missing("What each mechanism gives", TUNE),
         "benches": bench_table(evidence.benches) if evidence.benches else None,
-        "headroom": _headroom(plan, evidence),
+        "headroom": _headroom(sources, evidence),
         "tuning": tuning_table(evidence.trials) if evidence.trials else Missing("Tuning log", TUNE),
         "golden": doctor.get("golden") or evidence.build.get("golden"),
         "speed": _speed(doctor),
@@ -149,12 +163,14 @@ def _acceptance(sources: Sources, evidence: Evidence) -> Any:
     return acceptance_bars(evidence, threshold or None) or Missing("Acceptance by task and position", TUNE)
 
 
-def _headroom(plan: Mapping[str, Any], evidence: Evidence) -> str | Missing | None:
-    fraction = plan.get("headroom_fraction")
+def _headroom(sources: Sources, evidence: Evidence) -> str | Missing | None:
+    """What keeping throughput free costs: by costs.json, and of what was measured."""
+    fraction = sources.config.throughput_headroom_fraction
     if not fraction:
         return None
-    text = headroom_text(fraction, evidence)
-    return text or Missing(f"What {fraction:.0%} of throughput kept free comes to", TUNE)
+    said = [] if sources.headroom is None else [f"{sources.headroom.describe(fraction, 'by costs.json')}."]
+    text = " ".join(filter(None, [*said, headroom_text(fraction, evidence)]))
+    return text or Missing(f"What {fraction:.0%} of the throughput kept free costs", COSTS)
 
 
 def _speed(doctor: Mapping[str, Any]) -> Table | Missing:
