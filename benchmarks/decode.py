@@ -112,12 +112,17 @@ def prompt_ms(backend: Any, cells: list[Cell], tokens: int, repeats: int = 4) ->
     return {"tokens": tokens, "ms": round(1e3 * best, 3), "tokens_per_s": round(tokens / best, 1)}
 
 
-def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 20) -> dict[str, Any]:
-    """Device time per step by kernel, from torch's profiler (CUPTI), captured graph replayed."""
+def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 200) -> dict[str, Any]:
+    """Device time per step by kernel, from torch's profiler (CUPTI), captured graph replayed, host one step ahead.
+
+    busy_fraction: time in which some kernel or copy ran, over the wall time of the same steps without the profiler,
+    which slows what is between kernels (watched_fraction: over its own wall time).
+    """
     from torch.profiler import ProfilerActivity, profile
 
     steps_of(backend, cell, context, 20, ahead=True)
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    unwatched = steps_of(backend, cell, context, steps, ahead=True)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         steps_of(backend, cell, context, steps, ahead=True)
     spans: list[tuple[float, float]] = []
     by_kernel: dict[str, list[float]] = {}
@@ -140,7 +145,10 @@ def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 20) -> dic
     top = sorted(by_kernel.items(), key=lambda item: -sum(item[1]))[:25]
     return {
         "kernels_per_step": round(sum(map(len, by_kernel.values())) / steps, 1),
-        "busy_fraction": round(busy / (spans[-1][1] - spans[0][0]), 4),
+        "busy_us_per_step": round(busy / steps, 1),
+        "busy_fraction": round(busy / steps / (1e3 * unwatched["step_ms"]), 4),
+        "watched_fraction": round(busy / (spans[-1][1] - spans[0][0]), 4),
+        "launch_host_ms": unwatched["launch_host_ms"],
         "group_us_per_step": {name: round(value, 1) for name, value in sorted(groups.items(), key=lambda i: -i[1])},
         "top": [
             {"us_per_step": round(sum(t) / steps, 1), "calls_per_step": round(len(t) / steps, 1), "kernel": name[:160]}
@@ -224,7 +232,10 @@ def rows_of(measured: dict[str, Any]) -> list[dict[str, Any]]:
             ahead, waited = entry[mode]["ahead"], entry[mode]["waited"]
             row |= {"step_ms": ahead["step_ms"], "p95_ms": ahead["step_p95_ms"], "waited_ms": waited["step_ms"]}
             row |= {"launch_host_ms": ahead["launch_host_ms"], "floor_ms": entry["floor_ms"]}
-            rows.append(row | {"over_floor": entry[mode]["over_floor"]})
+            row |= {"over_floor": entry[mode]["over_floor"]}
+            if mode == "graph" and "kernels" in entry:
+                row["gpu_busy"] = entry["kernels"]["busy_fraction"]
+            rows.append(row)
     return rows
 
 
@@ -235,6 +246,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
     parser.add_argument("--attention", choices=["native", "written_out"], default="written_out")
     parser.add_argument("--sampling", choices=["conditional", "branchless"], default="branchless")
+    parser.add_argument("--processors", type=int, default=132, help="export: cut narrow products for this many")
     parser.add_argument("--cache-tokens", type=int, default=4608)
     parser.add_argument("--cells", nargs="+", type=parse_cell, default=[Cell("decode", 1, 1, 768)])
     parser.add_argument("--min-rows", type=int, default=2)
@@ -251,6 +263,7 @@ def main() -> None:
             cache_tokens=args.cache_tokens,
             attention=args.attention,
             sampling=args.sampling,
+            processors=args.processors,
         )
         return
     if args.action == "build":
