@@ -141,11 +141,13 @@ def quick_costs(
 def steps_of(cell: Cell, draft_length: int, cache_tokens: int) -> list[StepInputs]:
     """The step as it is, and with 1..k drafts; in prefill with the drafter following."""
     step = empty_step(cell, 0)
-    room = min(cell.kv_tier, cache_tokens) - cell.query_rows
-    step.length[:] = max(0, room)
-    step.tokens[:] = 1
-    step.valid[:] = cell.query_rows
-    step.forced[:] = cell.query_rows if cell.kind == "prefill" else 1
+    # never position 0: a sequence that starts anew wants its slot reset before each step
+    length = max(1, min(cell.kv_tier, cache_tokens) - cell.query_rows)
+    valid = min(cell.query_rows, cell.kv_tier - length)
+    step.length[:] = length
+    step.tokens[:, :valid] = 1
+    step.valid[:] = valid
+    step.forced[:] = valid if cell.kind == "prefill" else 1
     if not draft_length:
         return [step]
     if cell.kind == "prefill":
