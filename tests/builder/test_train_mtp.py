@@ -293,4 +293,4 @@ def test_the_command_writes_a_head_that_the_build_takes_its_card_and_a_report(mo
     again = [*arguments[:4], str(other), *arguments[5:], "--from", str(head), "--minutes", "0.06"]
     ran = CliRunner().invoke(cli, again, catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
-    assert other.exists()
+    assert "It went on from a head" in other.with_suffix(".md").read_text()

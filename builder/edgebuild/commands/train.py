@@ -61,7 +61,7 @@ def train_mtp(
     else:
         prompts, kept = split_own(read_prompts(prompt_file), seed=seed)
         held_out = {"held_out": kept}
-    start = None
+    start, drafter = None, None
     if head is not None:
         config = ModelConfig.from_hf(checkpoint.config)
         drafter = find_drafter(checkpoint, config, head)
@@ -80,7 +80,7 @@ def train_mtp(
         resume=resume,
         log=lambda line: click.echo(line, err=True),
     )
-    card = describe(trained, checkpoint, device)
+    card = describe(trained, checkpoint, device, drafter)
     size = write_sidecar(output, trained.mtp, trained.draft_tokens, card)
     output.with_suffix(".md").write_text(card_text(output.name, card, size), encoding="utf-8")
     if report is not None:

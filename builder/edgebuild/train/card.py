@@ -11,12 +11,22 @@ import torch
 
 from edgebuild import __version__
 from edgebuild.checkpoint import Checkpoint
+from edgebuild.drafter import DrafterWeights
 from edgebuild.train.trainer import Trained, table_of
 
 
-def describe(trained: Trained, checkpoint: Checkpoint, device: str) -> dict[str, Any]:
-    """Model, device, versions, settings, amounts and acceptance of a run. No path, no date."""
+def describe(
+    trained: Trained, checkpoint: Checkpoint, device: str, before: DrafterWeights | None = None
+) -> dict[str, Any]:
+    """Model, device, versions, settings, amounts and acceptance of a run. No path, no date.
+
+    before: the head that the run went on from, of which the card keeps what its own card says of its training.
+    """
     progress = trained.progress
+    earlier: dict[str, Any] = {}
+    if before is not None:
+        kept = {key: before.card[key] for key in ("answers", "answer_tokens", "steps", "seconds") if key in before.card}
+        earlier = {"went_on_from": {"sha256": before.files[0].sha256(), **kept}}
     name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {
         "model_files": [{"file": file.name, "sha256": file.sha256()} for file in checkpoint.files],
@@ -30,6 +40,7 @@ def describe(trained: Trained, checkpoint: Checkpoint, device: str) -> dict[str,
         "seconds": {"generation": round(progress.generated_s, 1), "training": round(progress.trained_s, 1)},
         "draft_length": progress.settings.recipe.depth,
         "acceptance": table_of(trained.acceptance),
+        **earlier,
     }
 
 
@@ -49,6 +60,7 @@ def card_text(file_name: str, card: Mapping[str, Any], size: int) -> str:
         f"temperatures {', '.join(str(t) for t in settings['temperatures'])} in {seconds['generation']:.0f} s; then "
         f"{card['steps']:,} steps of {settings['batch']} sequences in {seconds['training']:.0f} s, a chain of "
         f"{settings['recipe']['depth']} unrolled, against the model's own distribution.",
+        *_earlier(card),
         "",
         f"Greedy acceptance at draft length {card['draft_length']}, each position given the one before; mean accepted "
         "length with the bonus token. `held_out`: kinds of prompts that were trained on, about other things; "
@@ -64,3 +76,14 @@ def card_text(file_name: str, card: Mapping[str, Any], size: int) -> str:
         mean = sum(entry["mean_accepted_length"] for entry in tasks.values()) / len(tasks)
         lines.append(f"| {name} | mean | | {mean:.2f} | |")
     return "\n".join(lines) + "\n"
+
+
+def _earlier(card: Mapping[str, Any]) -> list[str]:
+    before = card.get("went_on_from")
+    if not isinstance(before, dict) or "steps" not in before:
+        return []
+    seconds = before["seconds"]
+    return [
+        f"It went on from a head (SHA-256 {before['sha256'][:16]}…) of {before['steps']:,} steps, "
+        f"{before['answers']:,} answers and {seconds['generation'] + seconds['training']:.0f} s."
+    ]
