@@ -23,6 +23,7 @@ from edgebuild.plan import DrafterShape
 if TYPE_CHECKING:
     import torch
 
+    from edgebuild.models.flash_mtp import FlashMtp
     from edgebuild.models.mtp import Mtp
     from edgebuild.profile import Profile
 
@@ -111,7 +112,11 @@ def drafter_shape(
     drafted = min(token_limit, profile.draft.vocabulary or token_limit)
     tables = 1 if config.tie_word_embeddings else 2
     own = sum(math.prod(shape) for shape in expected_mtp_tensors(config).values())
-    return DrafterShape(own + tables * drafted * config.hidden_size, 2 * config.kv_heads * config.head_dim, acceptance)
+    return DrafterShape(
+        own + tables * drafted * config.hidden_size,
+        2 * config.kv_heads * config.head_dim + config.index_dim,
+        acceptance,
+    )
 
 
 def planned_drafter(profile: Profile, config: ModelConfig) -> DrafterShape | None:
@@ -153,13 +158,13 @@ def write_sidecar(path: Path, mtp: Mtp, draft_tokens: Sequence[int], card: Mappi
     return path.stat().st_size
 
 
-def load_mtp(drafter: DrafterWeights, config: ModelConfig, dtype: torch.dtype) -> Mtp:
+def load_mtp(drafter: DrafterWeights, config: ModelConfig, dtype: torch.dtype) -> Mtp | FlashMtp:
     """The module with its weights in `dtype`: the reference for tests."""
     import torch
 
-    from edgebuild.models.mtp import Mtp
+    from edgebuild.models.mtp import make_mtp
 
-    mtp = Mtp(config, dtype)
+    mtp = make_mtp(config, dtype)
     with torch.no_grad():
         for name, parameter in mtp.named_parameters():
             parameter.copy_(drafter.read(PREFIX + name).to(dtype))

@@ -36,7 +36,7 @@ class ReferenceDrafter:
     def drafts(self, sequences: Sequence[Sequence1], hidden: Sequence[Tensor], length: int) -> list[tuple[Drafts, ...]]:
         """For each sequence the chains of `length` tokens after positions first .. len(ids) − 2.
 
-        hidden [len(ids), H]: the model's rows after its final norm. The token after a position is the sequence's own.
+        hidden [len(ids), W]: the model's rows for the drafter. The token after a position is the sequence's own.
         """
         rows = torch.tensor(self._draft_tokens)
         with torch.device("meta"):
@@ -83,8 +83,8 @@ def _chains(graph: MtpGraph, sequence: Sequence1, hidden: Tensor, embedding: Ten
 
 
 def _margin(graph: MtpGraph, row: Tensor) -> float:
-    """By how much the best token leads after a normed row [1, H]."""
-    logits = (graph.draft_head or graph.draft_embedding)(row)[0]
+    """By how much the best token leads after a row that drafts [1, W]."""
+    logits = graph.logits(row)[0]
     if len(logits) == 1:
         return 1.0
     first, second = logits.topk(2).values.tolist()

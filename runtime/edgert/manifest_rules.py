@@ -100,9 +100,10 @@ def _check_tensors(manifest: Manifest) -> None:
         "new_length": ("int64", ("batch",)),
         "logits": ("float32", ("batch", "logit_rows", manifest.model.token_limit)),
     }
-    hidden = (manifest.backend.precision, ("batch", "rows", manifest.model.hidden_size))
-    expected |= {"following": ("int64", ("batch",)), **dict.fromkeys(DRAFTING_OUTPUTS, hidden)}
     drafts = manifest.draft_length > 0
+    expected |= {"following": ("int64", ("batch",))}
+    for name, width in zip(DRAFTING_OUTPUTS, (_hidden_width(manifest), manifest.model.hidden_size), strict=True):
+        expected[name] = (manifest.backend.precision, ("batch", "rows", width))
     for where, tensors, names in (
         ("tensors.inputs", manifest.inputs, STEP_INPUTS + (DRAFTING_INPUTS if drafts else ())),
         ("tensors.outputs", manifest.outputs, STEP_OUTPUTS + (DRAFTING_OUTPUTS if drafts else ())),
@@ -115,6 +116,15 @@ def _check_tensors(manifest: Manifest) -> None:
             if (tensor.dtype, tensor.shape) != expected[name]:
                 raise _fail(where, f"{name!r} is {tensor.dtype}{list(tensor.shape)}, expected "
                             f"{expected[name][0]}{list(expected[name][1])}")  # fmt: skip
+
+
+def _hidden_width(manifest: Manifest) -> int | str:
+    """Of the rows for the drafter: whole residual streams, one in most models."""
+    for tensor in manifest.outputs:
+        if tensor.name == DRAFTING_OUTPUTS[0] and len(tensor.shape) == 3:
+            width, one = tensor.shape[2], manifest.model.hidden_size
+            return width if isinstance(width, int) and width > 0 and width % one == 0 else one
+    return manifest.model.hidden_size
 
 
 def _check_states(manifest: Manifest) -> None:

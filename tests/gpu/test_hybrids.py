@@ -156,7 +156,7 @@ def state(backend: TensorRTBackend, hybrid: Hybrid, slot: int) -> dict[str, npt.
     for spec in hybrid.states:
         if spec.kind == "kv":
             continue
-        memory, dtype = backend._states[spec.input], np.dtype(spec.dtype)
+        memory, dtype = backend._states._memory[spec.input], np.dtype(spec.dtype)
         size = int(np.prod(spec.shape)) * dtype.itemsize
         pinned = cuda.PinnedMemory(size)
         backend._stream.copy(pinned.address, memory.address + slot * size, size, cuda.TO_HOST)

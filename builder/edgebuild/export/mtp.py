@@ -93,12 +93,16 @@ def export_mtp(
 
 def _trace(module: MtpGraph, forms: Forms) -> onnx_ir.Model:
     batch, rows = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("rows", min=1, max=65536)
-    tier = torch.export.Dim("tier", min=1, max=1 << 22)
+    blocks = module.config.block_tokens  # of a sparse attention's tier: the tracer takes a single one for a constant
+    tier = torch.export.Dim("tier", min=1 + blocks if blocks > 1 else 1, max=1 << 22)
     b, q, t = 2, 5, 7  # unequal, and none of them 1: no dimension is taken for a constant or for another
     with FakeTensorMode():
         states = module.empty_states(b)
-        rows_of = torch.empty(b, q, module.config.hidden_size, dtype=module.dtype)
+        embedding, hidden = (
+            torch.empty(b, q, width, dtype=module.dtype)
+            for width in (module.config.hidden_size, module.config.draft_width)
+        )
         whole = torch.zeros(b, dtype=torch.int64)
-        arguments = (rows_of, rows_of.clone(), whole, whole.clone(), torch.zeros(t, dtype=torch.int64), states)
+        arguments = (embedding, hidden, whole, whole.clone(), torch.zeros(t, dtype=torch.int64), states)
     one, both = {0: batch}, {0: batch, 1: rows}
     return trace(module, arguments, (both, both, one, one, {0: tier}, [one] * len(states)), forms)

@@ -276,6 +276,11 @@ class ModelConfig:
         """Elements beside key and value that a layer of sparse attention keeps of a position."""
         return 0 if self.flash is None or self.flash.indexer is None else self.flash.indexer.head_dim
 
+    @property
+    def draft_width(self) -> int:
+        """Elements of the row that a drafter takes: after the final norm, or all streams before the final mixer."""
+        return self.hidden_size * (1 if self.flash is None else self.flash.streams)
+
     def recurrent_bytes_per_slot(self, element_bytes: int) -> int:
         """Bytes of recurrent state that one sequence takes, over all layers, whatever its length."""
         if self.delta is None:

@@ -183,6 +183,19 @@ class Decoder(nn.Module):
 
         forced [B], offsets [R]: see Step; left out, every row is forced and nothing is drafted.
         """
+        x, kept = self.stack(tokens, length, kv_positions, states, forced, offsets)
+        return self.model.finish(x), kept
+
+    def stack(
+        self,
+        tokens: Tensor,
+        length: Tensor,
+        kv_positions: Tensor,
+        states: Sequence[Tensor],
+        forced: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """As `backbone`, but the rows that the last layer gives [B·q, streams · hidden]."""
         batch, rows = tokens.shape
         positions = length[:, None] + torch.arange(rows, device=tokens.device)
         step = Step(
@@ -203,7 +216,7 @@ class Decoder(nn.Module):
         for layer, part in zip(self.layers, self._by_layer(states), strict=True):
             x, pending = layer(x, step, part)
             kept.append(pending)
-        return self.model.finish(x), kept
+        return x, kept
 
     def commit(self, kept: Sequence[tuple[Tensor, ...]], accepted: Tensor) -> list[Tensor]:
         """The states after the forced rows and `accepted` [B] more; a sequence without any keeps what it had."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.decoder import Decoder
-from edgebuild.models.mtp import Mtp
+from edgebuild.models.mtp import make_mtp
 from edgebuild.models.parts import State, Step, Weights
 from edgebuild.models.rope import rope_tables
 
@@ -36,12 +36,12 @@ class DraftingDecoder(Decoder):
         following: Tensor,  # int64 [B]: the prompt's token after this chunk; -1 = the one that is sampled
         states: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-        """As the decoder's, with hidden and next_embedding [B, q, H] before the states."""
+        """As the decoder's, with hidden [B, q, W] and next_embedding [B, q, H] before the states."""
         batch, rows = tokens.shape
         sampled, accepted, next_token, new_length, logits, new_states = super().forward(
             tokens, length, valid, forced, kv_positions, uniform, temperature, top_k, top_p, states
         )
-        hidden = new_states.pop()
+        taken = new_states.pop()
         # accepted drafts stand in `tokens`, so only the last committed row's next token is new
         last = torch.where(following >= 0, following, next_token)
         row = torch.arange(rows, device=tokens.device)
@@ -51,13 +51,14 @@ class DraftingDecoder(Decoder):
         embedding = F.embedding(next_tokens, self.model.embed_tokens.weight)
         return (
             *(sampled, accepted, next_token, new_length, logits),
-            *(hidden.view(batch, rows, self.config.hidden_size), embedding, new_states),
+            *(taken.view(batch, rows, self.config.draft_width), embedding, new_states),
         )
 
     def backbone(self, *arguments: Any) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        """As the decoder's; the hidden rows go along to `commit`, which hands them out behind the states."""
-        hidden, kept = super().backbone(*arguments)
-        return hidden, [*kept, (hidden,)]
+        """As the decoder's; the rows for the drafter go along to `commit`, which hands them out behind the states."""
+        x, kept = self.stack(*arguments)
+        hidden = self.model.finish(x)
+        return hidden, [*kept, (hidden if self.config.flash is None else x,)]
 
     def commit(self, kept: Sequence[tuple[Tensor, ...]], accepted: Tensor) -> list[Tensor]:
         return [*super().commit(kept[:-1], accepted), kept[-1][0]]
@@ -75,7 +76,7 @@ class MtpGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.cache_tokens, self.dtype = config, cache_tokens, dtype
-        self.mtp = Mtp(config, dtype)
+        self.mtp = make_mtp(config, dtype)
         self.draft_embedding = Weights(draft_tokens, config.hidden_size, bias=False, dtype=dtype)
         self.draft_head = (
             None if config.tie_word_embeddings else Weights(draft_tokens, config.hidden_size, bias=False, dtype=dtype)
@@ -102,13 +103,13 @@ class MtpGraph(nn.Module):
     def forward(
         self,
         embedding: Tensor,  # [B, q, H] of the token after each row
-        hidden: Tensor,  # [B, q, H] the model's after its final norm, or the draft before's
+        hidden: Tensor,  # [B, q, W] the model's row for the drafter, or the draft before's
         length: Tensor,  # int64 [B] position of row 0
         new_length: Tensor,  # int64 [B] length + rows that count; = length where idle
         kv_positions: Tensor,  # int64 [T] = 0..T-1
         states: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-        """→ draft [B], its embedding [B, 1, H], the normed row that drafted it [B, 1, H], next_length [B], states.
+        """→ draft [B], its embedding [B, 1, H], the row that drafted it [B, 1, W], next_length [B], states.
 
         A chained pass takes new_length as its `length` and next_length as its `new_length`: no arithmetic in between.
         """
@@ -125,12 +126,18 @@ class MtpGraph(nn.Module):
             sin=self.rope_sin[positions][:, None],
             forced=torch.full_like(length, rows),
             offsets=torch.zeros(1, dtype=torch.int64, device=length.device),
+            tables=(self.rope_cos, self.rope_sin),
         )
-        normed, written = self.mtp(embedding, hidden, step, states)
+        drafted_rows, written = self.mtp(embedding, hidden, step, states)
         row = (committed - 1).clamp(min=0)[:, None, None].expand(-1, -1, width)
-        picked = normed.view(batch, rows, width).gather(1, row)  # [B, 1, H]
-        head = self.draft_embedding if self.draft_head is None else self.draft_head
-        best = head(picked.view(batch, width)).argmax(-1)
+        picked = drafted_rows.view(batch, rows, width).gather(1, row)  # [B, 1, W]
+        best = self.logits(picked.view(batch, width)).argmax(-1)
         drafted = F.embedding(best, self.draft_embedding.weight)
         next_length = new_length + committed.clamp(max=1)
         return self.draft_ids[best], drafted[:, None], picked, next_length, list(written)
+
+    def logits(self, row: Tensor) -> Tensor:
+        """Of a row that drafts [B, W], over the tokens that may be drafted."""
+        head = self.draft_embedding if self.draft_head is None else self.draft_head
+        logits: Tensor = head(self.mtp.head_rows(row))
+        return logits

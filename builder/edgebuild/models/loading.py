@@ -46,7 +46,7 @@ def reference_logits(
 ) -> list[Tensor]:
     """Teacher-forced logits, float32 [len(ids) - first, V'] for each sequence, computed in `dtype`.
 
-    hidden: is given the rows after the final norm, [len(ids), H] for each sequence.
+    hidden: is given the rows that a drafter takes, [len(ids), W] for each sequence.
     One pass over the layers for all sequences: peak memory is the largest layer or the embedding, not the model.
     """
     longest = max(len(sequence.ids) for sequence in sequences)
@@ -62,9 +62,10 @@ def reference_logits(
         progress((index + 1) / len(decoder.layers))
     last = decoder.model.last
     with _filled(decoder.model.get_submodule(last), f"model.{last}.", checkpoint):
-        rows = [decoder.model.finish(x) for x in rows]
+        finished = [decoder.model.finish(x) for x in rows]
     if hidden is not None:
-        hidden.extend(rows)
+        hidden.extend(finished if decoder.config.flash is None else rows)
+    rows = finished
     name = "model.embed_tokens." if decoder.lm_head is None else "lm_head."
     head = decoder.model.embed_tokens if decoder.lm_head is None else decoder.lm_head
     with _filled(head, name, checkpoint):

@@ -3,7 +3,8 @@
 x = fc(concat[pre_fc_norm_embedding(E[t_{p+1}]), pre_fc_norm_hidden(h_p)]) → one decoder layer of the model's own kind →
 norm → the model's head. h_p is the model's hidden row after its final norm. Further drafts feed the normed output back
 with the token just drafted, one position on. Parameter names are those of the published checkpoints, below `mtp.`.
-This module knows neither the model's embedding nor its head: rows come in, rows go out.
+Flash-Next has a module of its own (flash_mtp.py). Neither knows the model's embedding nor its head: rows come in, rows
+go out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.decoder import Layer
+from edgebuild.models.flash_mtp import FlashMtp
 from edgebuild.models.mtp_config import mtp_config
 from edgebuild.models.parts import Norm, State, Step, Weights
 
@@ -60,3 +62,12 @@ class Mtp(nn.Module):
         x = self.entry(embedding, hidden).reshape(step.batch * step.rows, self.config.hidden_size)
         x, written = self.layer(x, step, states)
         return self.norm(x), written
+
+    def head_rows(self, rows: Tensor) -> Tensor:
+        """What the model's head takes of rows that `forward` gave: they are normed already."""
+        return rows
+
+
+def make_mtp(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Mtp | FlashMtp:
+    """The module that this model's checkpoints hold."""
+    return Mtp(config, dtype) if config.flash is None else FlashMtp(config, dtype)

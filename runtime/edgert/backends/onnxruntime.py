@@ -249,7 +249,8 @@ class OnnxRuntimeBackend:
         }
         if self._drafter is not None:
             for name in DRAFTING_OUTPUTS:
-                outputs[name] = np.zeros((batch, rows, self._drafter.width), np.float32)
+                width = self._drafter.width if name == "hidden" else self._drafter.embedding_width
+                outputs[name] = np.zeros((batch, rows, width), np.float32)
         if logits:
             outputs["logits"] = np.zeros((batch, sampled_rows, self._setup.token_limit), np.float32)
         binding = self._session.io_binding()

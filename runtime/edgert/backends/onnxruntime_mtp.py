@@ -38,7 +38,7 @@ class OnnxDrafter:
         self._session: Any = open_session(setup.artifact / MODEL_NAME)
         self._setup = setup
         self._states = states
-        self._width = self._check_graph()
+        self._width, self._embedding_width = self._check_graph()
         self._bound: dict[tuple[int, int, int, int], _Bound] = {}
         weights = setup.artifact / WEIGHTS_NAME
         self.weight_bytes = weights.stat().st_size if weights.exists() else 0
@@ -47,6 +47,10 @@ class OnnxDrafter:
     def width(self) -> int:
         """Elements of a hidden row."""
         return self._width
+
+    @property
+    def embedding_width(self) -> int:
+        return self._embedding_width
 
     @property
     def buffer_bytes(self) -> int:
@@ -106,18 +110,17 @@ class OnnxDrafter:
         key = (first, batch, rows, tier)
         if key in self._bound:
             return self._bound[key]
-        width = self._width
         inputs: dict[str, Array] = {
-            "embedding": np.zeros((batch, rows, width), np.float32),
-            "hidden": np.zeros((batch, rows, width), np.float32),
+            "embedding": np.zeros((batch, rows, self._embedding_width), np.float32),
+            "hidden": np.zeros((batch, rows, self._width), np.float32),
             "length": np.zeros(batch, np.int64),
             "new_length": np.zeros(batch, np.int64),
             "kv_positions": np.arange(tier, dtype=np.int64),
         }
         outputs: dict[str, Array] = {
             "draft": np.zeros(batch, np.int64),
-            "draft_embedding": np.zeros((batch, 1, width), np.float32),
-            "draft_hidden": np.zeros((batch, 1, width), np.float32),
+            "draft_embedding": np.zeros((batch, 1, self._embedding_width), np.float32),
+            "draft_hidden": np.zeros((batch, 1, self._width), np.float32),
             "next_length": np.zeros(batch, np.int64),
         }
         binding = self._session.io_binding()
@@ -132,8 +135,8 @@ class OnnxDrafter:
         self._bound[key] = _Bound(inputs, outputs, binding)
         return self._bound[key]
 
-    def _check_graph(self) -> int:
-        """The session's inputs and outputs are those this module binds; returns the width of a hidden row."""
+    def _check_graph(self) -> tuple[int, int]:
+        """The session's inputs and outputs are those this module binds; the widths of a hidden row and an embedding."""
         states = self._setup.draft_states
         found = {value.name: value for value in self._session.get_inputs()}
         outputs = {value.name for value in self._session.get_outputs()}
@@ -146,7 +149,7 @@ class OnnxDrafter:
             if tuple(found[state.input].shape[1:]) != state.shape:
                 shape = found[state.input].shape[1:]
                 raise ArtifactError(f"{MODEL_NAME}: {state.input} is {shape}, the manifest says {list(state.shape)}")
-        width = found["hidden"].shape[-1]
-        if not isinstance(width, int) or found["embedding"].shape[-1] != width:
-            raise ArtifactError(f"{MODEL_NAME}: hidden rows have the width {width}")
-        return width
+        width, embedding = (found[name].shape[-1] for name in ("hidden", "embedding"))
+        if not isinstance(width, int) or not isinstance(embedding, int) or width % embedding:
+            raise ArtifactError(f"{MODEL_NAME}: hidden rows of width {width}, embeddings of width {embedding}")
+        return width, embedding

@@ -1,0 +1,268 @@
+"""Qwen3.5 shapes on a GPU: decode steps of 1 and of 4 rows against the bandwidth floor, prefill, what the kernels are.
+
+python benchmarks/hybrid.py export --shape 0.8b --directory D    (torch; any machine)
+python benchmarks/hybrid.py build  --directory D                 (TensorRT-RTX, onnx)
+python benchmarks/hybrid.py run    --directory D --output benchmarks/results/hybrid-0.8b.json
+
+Random weights: shapes decide time and memory. A step of 4 rows is what three drafts cost the decoder, whatever of them is
+accepted; its floor reads the weights once, as that of one row does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import copy_bandwidth, weights_size
+from decode import kernel_table, parse_cell, prefill_ms, steps_of
+from edgert.cells import Cell
+from environment import environment
+
+CONFIGS = Path(__file__).parent.parent / "tests" / "data" / "configs"
+CELLS = (Cell("decode", 1, 1, 768), Cell("decode", 1, 4, 768), Cell("prefill", 1, 512, 2048))
+PROMPT = 2048
+WHAT = "Qwen3.5 shapes, random weights, float16, batch 1, 600-700 tokens of context; host one step ahead, captured"
+
+
+def read_config(shape: str, layers: int | None) -> Any:
+    """The published configuration; `layers` cuts the stack."""
+    from edgebuild.models.config import ModelConfig
+
+    raw = json.loads((CONFIGS / f"qwen3.5-{shape}.json").read_text(encoding="utf-8"))
+    if layers is not None:
+        raw["text_config"]["num_hidden_layers"] = layers
+    return ModelConfig.from_hf(raw)
+
+
+def export(shape: str, directory: Path, *, cache_tokens: int, layers: int | None, forms: Mapping[str, str]) -> None:
+    """decoder.onnx in float16 with a data file of the right size and no content (sparse), and info.json."""
+    from dataclasses import replace
+
+    import onnx_ir
+    import torch
+    from edgebuild.export import FORMS, decoder, weights
+    from edgebuild.models.decoder import Decoder
+
+    class Sparse(weights.WeightFile):
+        def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
+            offset, size = -(-self._file.tell() // 4096) * 4096, tensor.numel() * tensor.element_size()
+            self._file.seek(offset + size)
+            self.bytes_written += size
+            kind = onnx_ir.DataType.FLOAT if tensor.dtype == torch.float32 else onnx_ir.DataType.FLOAT16
+            return onnx_ir.ExternalTensor(
+                self.path.name, offset, size, kind, shape=onnx_ir.Shape(tuple(tensor.shape)), name=name,
+                base_dir=str(self.path.parent),
+            )  # fmt: skip
+
+        def __exit__(self, *_: Any) -> None:
+            self._file.truncate(self._file.tell())
+            self._file.close()
+
+    config = read_config(shape, layers)
+    with torch.device("meta"):
+        module = Decoder(config, cache_tokens=cache_tokens, token_limit=config.vocabulary_size, dtype=torch.float16)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+    class Nothing:
+        def read(self, name: str) -> torch.Tensor:
+            return torch.zeros((), dtype=torch.float16).expand(shapes[name])
+
+    directory.mkdir(parents=True, exist_ok=True)
+    before, decoder.WeightFile = decoder.WeightFile, Sparse
+    try:
+        graph = decoder.export_decoder(
+            config, Nothing(), directory, cache_tokens=cache_tokens, token_limit=config.vocabulary_size,
+            precision="float16", forms=replace(FORMS["tensorrt-rtx"], **forms),
+        )  # fmt: skip
+    finally:
+        decoder.WeightFile = before
+    states = [(s.name, s.kind, s.dtype, s.shape) for s in graph.states]
+    info = {"shape": shape, "layers": config.layers, "cache_tokens": cache_tokens, "states": states}
+    (directory / "info.json").write_text(json.dumps(info))
+
+
+def fill(directory: Path, seed: int = 0) -> None:
+    """Random content for every external tensor, in its own type."""
+    import onnx
+
+    model = onnx.load(str(directory / "decoder.onnx"), load_external_data=False)
+    rng = np.random.default_rng(seed)
+    noise = (rng.standard_normal(1 << 22) * 0.02).astype(np.float32)
+    halves = noise.astype(np.float16)
+    with (directory / "decoder.weights").open("wb") as file:
+        for tensor in model.graph.initializer:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if not place:
+                continue
+            file.seek(int(place["offset"]))
+            source = noise if onnx.TensorProto.DataType.Name(tensor.data_type) == "FLOAT" else halves
+            count, start = int(np.prod(tensor.dims)), int(rng.integers(0, 1 << 20))
+            while count:
+                part = source[start : start + count]
+                file.write(part.tobytes())
+                count, start = count - len(part), 0
+        file.truncate(weights_size(model))
+
+
+def build(directory: Path, cells: Sequence[Cell]) -> dict[str, Any]:
+    from edgebuild.engine.tensorrt import build_engine
+
+    fill(directory)
+    plan = directory / "decoder.plan"
+    plan.unlink(missing_ok=True)
+    built = build_engine(directory / "decoder.onnx", plan, cells)
+    result = {
+        "build_s": round(built.seconds, 1),
+        "plan_mb": round(built.plan_bytes / 1e6, 1),
+        "weights_mb": round(built.weight_bytes / 1e6, 1),
+        "plan_over_weights": round(built.plan_bytes / built.weight_bytes, 4),
+        "cells": [cell.label for cell in cells],
+    }
+    (directory / "build.json").write_text(json.dumps(result))
+    return result
+
+
+def floor_bytes(config: Any, context: int) -> dict[str, int]:
+    """What a decode step must move: every weight once (the tied table as the head), the cache's tokens, the states read
+    and written."""
+    return {
+        "weights": 2 * config.weight_elements(),
+        "kv": context * config.kv_bytes_per_token(2),
+        "states": 2 * config.recurrent_bytes_per_slot(2),
+    }
+
+
+def prompt(backend: Any, cell: Cell, tokens: int, repeats: int = 6) -> dict[str, float]:
+    """A prompt in chunks of one cell, waited for once."""
+    from edgert.step import empty_step
+
+    times = []
+    for _ in range(repeats):
+        backend.reset_slot(0)
+        began, ticket = time.perf_counter(), None
+        for start in range(0, tokens, cell.query_rows):
+            step = empty_step(cell, 0)
+            step.tokens[:], step.length[:] = 11, start
+            step.valid[:] = step.forced[:] = cell.query_rows
+            ticket = backend.launch(step)
+        assert ticket is not None
+        ticket.result()
+        times.append(time.perf_counter() - began)
+    best = float(np.median(times[1:]))
+    return {"tokens": tokens, "ms": round(1e3 * best, 3), "tokens_per_s": round(tokens / best, 1)}
+
+
+def in_order(backend: Any, cell: Cell, context: int) -> list[tuple[str, float]]:
+    """Kernels of one captured step in the order in which they ran, with their microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def once() -> None:
+        if cell.kind == "decode":
+            steps_of(backend, cell, context, 11, ahead=False)
+        else:
+            prefill_ms(backend, cell, repeats=3)
+
+    once()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        once()
+    events = [event for event in recorded.events() if event.device_type.name == "CUDA"]
+    events.sort(key=lambda event: event.time_range.start)
+    runs = 11 if cell.kind == "decode" else 3
+    last = events[-(len(events) // runs) :]
+    return [(event.name, event.time_range.end - event.time_range.start) for event in last]
+
+
+def run(directory: Path, cells: Sequence[Cell], context: int, count: int, kernels: Path | None) -> dict[str, Any]:
+    from edgert.backends.base import Setup
+    from edgert.backends.tensorrt import TensorRTBackend
+    from edgert.manifest_records import StateSpec
+
+    info = json.loads((directory / "info.json").read_text())
+    config = read_config(info["shape"], info["layers"])
+    states = tuple(StateSpec(n, n + ".out", dtype, kind, tuple(shape)) for n, kind, dtype, shape in info["states"])
+    bandwidth = copy_bandwidth()
+    parts = floor_bytes(config, context + 50)
+    floor = 1e3 * sum(parts.values()) / bandwidth
+    setup = Setup(
+        directory, tuple(cells), 1, info["cache_tokens"], config.vocabulary_size, states, {"flavour": "tensorrt-rtx"}
+    )
+    backend = TensorRTBackend(setup)
+    backend.warm_up()
+    described = backend.describe()
+    report: dict[str, Any] = {
+        "shape": info["shape"], "layers": config.layers, "context_tokens": context,
+        "copy_bandwidth_gb_s": round(bandwidth / 1e9, 1), "floor_ms": round(floor, 4), "floor_bytes": parts,
+        "build": json.loads((directory / "build.json").read_text()), "device": described["device"],
+        "scratch_bytes_by_cell": described["scratch_bytes_by_cell"], "memory": backend.memory(), "cells": {},
+        **{key: described[key] for key in ("timings", "jit_s", "jit_cache", "fallbacks", "graphs")},
+    }  # fmt: skip
+    for cell in cells:
+        entry = report["cells"].setdefault(cell.label, {})
+        if cell.kind == "prefill":
+            entry |= {"chunk_ms": prefill_ms(backend, cell), "prompt": prompt(backend, cell, PROMPT)}
+        else:
+            entry["waited"] = steps_of(backend, cell, context, count, ahead=False)
+            entry["ahead"] = steps_of(backend, cell, context, count, ahead=True)
+            entry["over_floor"] = round(entry["ahead"]["step_ms"] / floor, 3)
+        if kernels is not None:
+            if cell.kind == "decode":
+                entry["kernels"] = kernel_table(backend, cell, context)
+            kernels.mkdir(parents=True, exist_ok=True)
+            listed = "\n".join(f"{us:.2f} {name}" for name, us in in_order(backend, cell, context))
+            (kernels / f"{info['shape']}-{cell.label}.txt").write_text(listed)
+    backend.close()
+    return report
+
+
+def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat row a cell, for docs/benchmarks.md."""
+    rows = []
+    for label, entry in measured["cells"].items():
+        row: dict[str, Any] = {"shape": measured["shape"], "cell": label}
+        if "prompt" in entry:
+            row |= {"step_ms": entry["chunk_ms"], "prompt_ms": entry["prompt"]["ms"]}
+            rows.append(row | {"prompt_tokens": PROMPT, "tokens_per_s": entry["prompt"]["tokens_per_s"]})
+            continue
+        row |= {"step_ms": entry["ahead"]["step_ms"], "waited_ms": entry["waited"]["step_ms"]}
+        rows.append(row | {"floor_ms": measured["floor_ms"], "over_floor": entry["over_floor"]})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["export", "build", "run"])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--shape", choices=["0.8b", "2b", "4b", "9b"], default="0.8b")
+    parser.add_argument("--layers", type=int, help="fewer layers than published")
+    parser.add_argument("--forms", type=json.loads, default={}, help='fields of Forms, such as {"delta": "looped"}')
+    parser.add_argument("--cache-tokens", type=int, default=2560)
+    parser.add_argument("--cells", nargs="+", type=parse_cell, default=list(CELLS))
+    parser.add_argument("--context", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--kernels", type=Path, help="folder for the kernels in order; needs torch")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if args.action == "export":
+        export(args.shape, args.directory, cache_tokens=args.cache_tokens, layers=args.layers, forms=args.forms)
+        return
+    if args.action == "build":
+        result = build(args.directory, args.cells)
+    else:
+        measured = run(args.directory, args.cells, args.context, args.steps, args.kernels)
+        found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device"))
+        result = {"what": WHAT, **found, "rows": rows_of(measured), "measured": measured}
+    text = json.dumps(result, indent=1)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
