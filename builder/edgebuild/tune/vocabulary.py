@@ -90,14 +90,18 @@ def propose(
         for cost in costs
     )
     chosen = next(option for option in options if option.tokens == best.tokens)
+    reason = (
+        f"{chosen.tokens_per_ms:.3f} tokens/ms expected at {chosen.draft_length} drafts, "
+        f"{chosen.coverage:.1%} of unseen text covered"
+    )
+    if not chosen.measured:
+        reason += f"; its cost is told from {built:,} tokens as measured"
+    if not chosen.draft_length:
+        reason = "as built: with none of them a draft pays"
     return DraftVocabulary(
         counted=counts.total(),
         used_tokens=used_order(counts)[:65_536],
         options=options,
-        pick=best.tokens,
-        reason=(
-            f"{chosen.tokens_per_ms:.3f} tokens/ms expected at {chosen.draft_length} drafts, "
-            f"{chosen.coverage:.1%} of unseen text covered"
-            + ("" if chosen.measured else f"; its cost is told from {built:,} tokens as measured")
-        ),
+        pick=best.tokens if chosen.draft_length else built,
+        reason=reason,
     )

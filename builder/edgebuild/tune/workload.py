@@ -135,7 +135,7 @@ def _own(entry: Mapping[str, Any], where: str, codec: TextCodec, context_tokens:
     task = entry.get("task", body.get("task"))
     if task is not None and not isinstance(task, str):
         raise TrafficError(f"{where}: task is {json.dumps(task)[:40]}: expected a text")
-    output = min(most, context_tokens - 1)
+    output = min(most, max(context_tokens - len(ids), context_tokens // 4, 1))
     kept = ids[-(context_tokens - output) :]
     return BenchRequest(kept, output, (kept, output) != (ids, most), task, ignore_eos=False)
 
