@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 help:
 	@echo "make demo   build the demo model for this CPU and chat with it"
 	@echo "make test   run the whole test suite"
-	@echo "make lint   ruff, mypy --strict, import boundary"
+	@echo "make lint   ruff, mypy --strict (with the types of classic TensorRT too), import boundary"
 	@echo "make clean  remove the virtual environment and the demo artifact"
 
 $(BIN)/python:
@@ -47,10 +47,15 @@ test: $(VENV)/.dev
 	@echo "→ running the tests, $(WORKERS) files at a time (about ten minutes on two cores)"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/.dev
+# not into the environment: the stubs would make `import tensorrt` succeed with an empty package
+$(VENV)/stubs: | $(VENV)/.dev
+	@$(PIP) install --no-deps --target $@ tensorrt-stubs==10.13.0.35.1
+
+lint: $(VENV)/.dev $(VENV)/stubs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/classic_types.py $(VENV)/stubs
 	$(BIN)/lint-imports
 
 clean:
