@@ -11,7 +11,7 @@ from edgebuild.report.evidence import Evidence
 from edgebuild.report.numbers import UNKNOWN, Bar, Bars, Table, known, percent
 
 if TYPE_CHECKING:
-    from edgebuild.tune.records import Conditions, Trial
+    from edgebuild.tune.records import Trial
 
 # The three mechanisms, in the order in which they are tried, and what their bars are called.
 ABLATION = {
@@ -97,14 +97,18 @@ def ablation_bars(evidence: Evidence) -> tuple[Bars, ...]:
                 label=label,
                 value=_spread(BY_KEY[key], value, None if spread is None else getattr(spread, key)),
                 width=percent(value or 0.0, widest),
-                detail=f"{trial.verdict}: {trial.reason}" if key == ABLATION_FIGURES[0] else "",
-                tone="plain" if trial.verdict in LOST else "chosen",
+                detail="" if key != ABLATION_FIGURES[0] else _why(trial, evidence.chosen),
+                tone="plain" if trial.verdict in LOST and trial.number != evidence.chosen else "chosen",
             )
             for (label, _, spread, trial), value in zip(rows, values, strict=True)
         )
         figure = BY_KEY[key]
         charts.append(Bars(f"{figure.title} ({figure.better} is better)", bars))
     return tuple(charts)
+
+
+def _why(trial: Trial, chosen: int | None) -> str:
+    return f"trial {trial.number}" if trial.number == chosen else f"{trial.verdict}: {trial.reason}"
 
 
 def bench_table(benches: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
@@ -150,16 +154,15 @@ def tuning_table(trials: Sequence[Trial]) -> Table:
             (
                 f"{trial.number}",
                 trial.step.replace("_", " "),
-                "" if trial.changed is None else f"{trial.changed}: {_value(trial.before)} → {_value(trial.after)}",
+                _change(trial),
                 trial.verdict,
                 _of(throughput, figures, spread),
                 _of(first, figures, spread),
-                _conditions(trial.conditions_after or trial.conditions_loaded or trial.conditions_before),
-                trial.power_mode or UNKNOWN,
+                _conditions(trial),
                 trial.reason,
             )
         )
-    columns = ("trial", "<step", "<changed", "<verdict", "tokens/s", "TTFT p95 ms", "<device", "<power mode", "<why")
+    columns = ("trial", "<step", "<changed", "<verdict", "tokens/s", "TTFT p95 ms", "<device", "<why")
     return Table("Trials", columns, tuple(rows))
 
 
@@ -181,12 +184,20 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _conditions(look: Conditions | None) -> str:
+def _change(trial: Trial) -> str:
+    if trial.changed is None or trial.before == trial.after:
+        return trial.changed or ""
+    return f"{trial.changed}: {_value(trial.before)} → {_value(trial.after)}"
+
+
+def _conditions(trial: Trial) -> str:
+    """Temperature, clock, throttling and power mode, as the trial left them."""
+    look = trial.conditions_after or trial.conditions_loaded or trial.conditions_before
     if look is None:
-        return UNKNOWN
+        return trial.power_mode or UNKNOWN
     clock = look.gpu_clock_mhz if look.gpu_clock_mhz is not None else look.cpu_clock_mhz
     parts = [known(look.temperature_c, ".0f", " °C"), known(clock, ",.0f", " MHz")]
-    parts += list(look.throttle_reasons or ())
+    parts += [*(look.throttle_reasons or ()), trial.power_mode or UNKNOWN]
     return ", ".join(part for part in parts if part != UNKNOWN) or UNKNOWN
 
 
