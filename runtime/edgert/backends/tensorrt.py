@@ -119,7 +119,10 @@ class TensorRTBackend:
 
     def _allocate(self) -> None:
         setup, cells = self._setup, list(self._cells.values())
-        self._scratch = cuda.DeviceMemory(max(engine.scratch_bytes for engine, _, _ in self._plans.values()))
+        # of the cells in use: a chunk size that scheduler.yaml leaves out takes no memory
+        needed = [self._engine.scratch_by_profile[each.profile] for each in cells]
+        needed += [engine.scratch_bytes for name, (engine, _, _) in self._plans.items() if name != PLAN_NAME]
+        self._scratch = cuda.DeviceMemory(max(needed))
         self._states = SlotStates(setup.states, setup.slots, max(each.shape.batch for each in cells))
         # row 0: the token that each slot feeds next; row 1: its length
         self._slots = cuda.DeviceMemory(2 * setup.slots * TOKEN_BYTES)

@@ -188,7 +188,7 @@ class Engine:
             raise BackendError(f"no execution context for profile {profile}: {self.log.last()}")
         if not context.set_optimization_profile_async(profile, stream.handle):
             raise BackendError(f"profile {profile} cannot be selected: {self.log.last()}")
-        context.set_device_memory(scratch, self.scratch_bytes)
+        context.set_device_memory(scratch, self.scratch_by_profile[profile])
         for name, dims in shapes.items():
             if name in self.names and not context.set_input_shape(name, dims):
                 raise BackendError(f"input {name} cannot have shape {dims}: {self.log.last()}")
@@ -207,10 +207,10 @@ class Engine:
 
     def draft_input_shapes(self, shape: CellShape, states: Sequence[StateSpec]) -> dict[str, tuple[int, ...]]:
         """Of every input of a drafter's plan."""
-        width = int(self._engine.get_tensor_shape("hidden")[-1])
+        widths = {name: int(self._engine.get_tensor_shape(name)[-1]) for name in ("embedding", "hidden")}
         return {
             "kv_positions": (shape.tier,),
-            **dict.fromkeys(("embedding", "hidden"), (shape.batch, shape.rows, width)),
+            **{name: (shape.batch, shape.rows, width) for name, width in widths.items()},
             **dict.fromkeys(("length", "new_length"), (shape.batch,)),
             **{state.input: (shape.batch, *state.shape) for state in states},
         }
