@@ -40,10 +40,12 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Hash of the checkout; in a copy without its history what EDGEBUILD_COMMIT says, else "unknown"."""
+    """What EDGEBUILD_COMMIT says (a copy of the checkout elsewhere), else the checkout's hash, else "unknown"."""
+    if told := os.environ.get("EDGEBUILD_COMMIT"):
+        return told
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or os.environ.get("EDGEBUILD_COMMIT") or "unknown"
+    return result.stdout.strip() or "unknown"
 
 
 def gpu_clocks() -> str | None:

@@ -56,11 +56,12 @@ def test_500_random_cancels_and_a_slow_reader_disturb_nobody(engine: Engine) -> 
 
     reader = threading.Thread(target=slow)
     reader.start()
-    handles, waiting = [], []
+    handles, waiting, everyone = [], [], []
     for number, ids in enumerate(prompts(CANCELS, 3)):
         if number % (CANCELS // CHECKED) == 0:
             handles.append(engine.submit(checked[len(handles)], max_tokens=48, ignore_eos=True))
-        waiting.append(engine.submit(ids, max_tokens=64, temperature=rng.choice([0.0, 1.0]), ignore_eos=True))
+        everyone.append(engine.submit(ids, max_tokens=64, temperature=rng.choice([0.0, 1.0]), ignore_eos=True))
+        waiting.append(everyone[-1])
         time.sleep(rng.uniform(0, 0.02))
         waiting.pop(rng.randrange(len(waiting))).cancel()
         while len(waiting) > 8:
@@ -68,6 +69,7 @@ def test_500_random_cancels_and_a_slow_reader_disturb_nobody(engine: Engine) -> 
     for handle in waiting:
         handle.cancel()
     reader.join()
+    assert {handle.result().finish_reason for handle in everyone} <= {"cancelled", "length"}
     assert [handle.result().token_ids for handle in handles] == alone
     assert tuple(slow_got) == slow_alone
     snapshot = engine.metrics()
