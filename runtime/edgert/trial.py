@@ -203,7 +203,10 @@ def main() -> int:
     def emit(line: Mapping[str, Any]) -> None:
         print(json.dumps(line, allow_nan=False), flush=True)
 
-    job = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return 1  # whoever started this has gone already
+    job = json.loads(line)
     end_with_parent()
     try:
         emit({"result": run_trial(job, emit)})

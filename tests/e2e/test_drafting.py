@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import toys
-from command_line import TOY_LIMITS, run
+from command_line import TOY_LIMITS, command, environment, run
+from edgebuild.tune.logbook import read_logbook
+from edgert.config import parse_config
 from edgert.manifest import load_manifest
 from toy_mtp import add_to_checkpoint, random_mtp, write_sidecar
 
@@ -88,3 +94,93 @@ def test_a_checkpoint_with_its_own_module_drafts_as_the_profile_asks(workshop: P
     ran = run(["edgert", "generate", artifact, "--prompt", "a"], cwd=elsewhere)
     assert ran.code != 0
     assert "mtp.weights" in ran.error_line
+
+
+# --- edgebuild tune, here because it needs this artifact ---
+
+OWN = [
+    {"prompt": "hello there, how are you today?", "max_tokens": 4, "task": "chat"},
+    {"prompt": '{"name": "x", "age": 3, "list": [1, 2, 3, 4]}', "max_tokens": 4, "task": "json"},
+]
+
+
+def test_tune_is_cut_twice_continues_and_leaves_the_artifact_alone(drafting: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in drafting.iterdir()}
+    traffic, book, config = tmp_path / "own.jsonl", tmp_path / "tuning.jsonl", tmp_path / "scheduler.yaml"
+    traffic.write_text("\n".join(map(json.dumps, OWN)))
+    arguments = ["tune", drafting, "--traffic", traffic, "--concurrency", "2", "--repeats", "2", "--soak-minutes",
+                 "0.01", "--logbook", book, "--output", config]  # fmt: skip
+    kept = {"EDGEBUILD_TUNING": str(tmp_path / "kept")}
+
+    def cut(after: int, how: signal.Signals) -> tuple[int, str]:
+        """Start it, send a signal when the logbook has more than `after` lines; its status and what it said."""
+        with (tmp_path / "said").open("w+") as said:
+            process = subprocess.Popen(command("edgebuild", *arguments), stderr=said, env=environment(**kept))
+            while process.poll() is None and (not book.exists() or book.read_bytes().count(b"\n") <= after):
+                time.sleep(0.05)
+            process.send_signal(how)
+            status = process.wait()
+            said.seek(0)
+            return status, said.read()
+
+    status, told = cut(0, signal.SIGINT)
+    assert status == 130
+    assert "the same command goes on from there" in told
+    assert "Traceback" not in told
+    lines = book.read_bytes().count(b"\n")
+    assert cut(lines, signal.SIGKILL)[0] == -signal.SIGKILL
+    with book.open("ab") as file:
+        file.write(b'{"format_version":1,"kind":"tri')
+
+    ran = run(["edgebuild", *arguments, "--json"], cwd=tmp_path, **kept)
+    assert ran.code == 0, ran.err
+    assert "a half-written last line (31 bytes) was cut off" in ran.err
+    assert "what they measured is not measured again" in ran.err
+    found = json.loads(ran.out)
+    trials, result = read_logbook(book).trials, read_logbook(book).results[-1]
+    assert found["result"] == json.loads(result.model_dump_json())
+    assert [trial.step for trial in trials].count("baseline") == 1
+    assert [trial.draft_length for trial in trials if trial.step == "draft_curve"] == [0, 1, 2, 3]
+    drafted = next(trial for trial in trials if trial.draft_length == 3)
+    assert drafted.acceptance["chat"].steps > 0
+    assert drafted.step_ms is not None
+    assert result.curve is not None
+    assert result.draft_vocabulary is not None
+    reasons = {trial.step: trial.reason for trial in trials if trial.verdict == "not applicable"}
+    assert "no CUDA graphs" in reasons["cuda_graph"]
+    assert not [trial for trial in trials if trial.verdict == "failed"]
+    assert len({trial.outputs_sha256 for trial in trials if trial.figures and trial.step != "draft_curve"}) == 1
+
+    assert {path.name: path.read_bytes() for path in drafting.iterdir()} == before
+    parse_config(config.read_text(), load_manifest(drafting))
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    again = run(["edgebuild", *arguments], cwd=tmp_path, **kept)
+    assert "What each step gave" in again.out
+    assert "Draft curve" in again.out
+    assert "✓ baseline" not in again.err  # nothing is measured again
+
+
+def test_a_trial_ends_with_whoever_started_it(drafting: Path) -> None:
+    job = {
+        "artifact": str(drafting), "overrides": {}, "requests": [
+            {"prompt_ids": [5, 6, 7], "output_tokens": 4, "task": None, "ignore_eos": True}
+        ], "concurrency": 1, "repeats": 1, "fixed_drafts": False, "slo_ttft_ms": None, "slo_tpot_ms": None,
+        "want_tokens": False, "soak_s": 600,
+    }  # fmt: skip
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgert.trial"], stdin=pipe, stdout=pipe, env=environment(), text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(job), file=process.stdin, flush=True)
+        assert "progress" in json.loads(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(timeout=60) == 1
+
+
+def test_a_traffic_file_that_is_none_ends_tune_before_anything_runs(drafting: Path, tmp_path: Path) -> None:
+    ran = run(["edgebuild", "tune", drafting, "--traffic", tmp_path / "none.jsonl", "--logbook", tmp_path / "book"])
+    assert ran.code == 4
+    assert "none.jsonl" in ran.error_line
+    assert not (tmp_path / "book").exists()
