@@ -5,14 +5,17 @@ Pure: reads what `Backend.describe()` says. Knows no device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgert.cells import Cell
+from edgert.config import RuntimeConfig
+from edgert.graphs import graph_keys
+from edgert.manifest_records import Manifest
 
-# captured: replayed from a graph; partly: at some slots; eager: launched kernel by kernel; direct: this backend has no
-# graphs; unused: scheduler.yaml leaves it out
+# captured: replayed from a graph; partly: at some slots, or with some drafts; eager: launched kernel by kernel; direct:
+# this backend has no graphs; unused: scheduler.yaml leaves it out
 Status = Literal["captured", "partly", "eager", "direct", "unused"]
 
 
@@ -26,22 +29,32 @@ class CellState:
 
 
 def cell_states(
-    cells: Iterable[Cell], used: Iterable[Cell], description: Mapping[str, Any], slots: int
+    cells: Iterable[Cell], used: Iterable[Cell], description: Mapping[str, Any], slots: int, draft_length: int = 0
 ) -> tuple[CellState, ...]:
     """One state for each cell of the artifact.
 
     used         the cells that the configuration selects
     slots        places that a cell of one sequence may run at
-    description  of the opened backend: `graphs` (absent: it has none), `fallbacks` [{cell, first_slot, reason}]
+    description  of the opened backend: `graphs` (absent: it has none), `fallbacks` [{cell, first_slot, reason}], cell
+                 being the label of graphs.GraphKey
+    draft_length drafts a step at most: a cell has a graph for each thing that the drafter may do after it
     """
     selected = set(used)
-    fallbacks: dict[str, dict[int, str]] = {}
+    fallbacks: dict[str, list[tuple[str, int, str]]] = {}
     for each in description.get("fallbacks") or ():
-        fallbacks.setdefault(str(each["cell"]), {})[int(each.get("first_slot", 0))] = str(each["reason"])
-    return tuple(_state(cell, cell in selected, description, fallbacks.get(cell.label, {}), slots) for cell in cells)
+        label, _, drafting = str(each["cell"]).partition(" + ")
+        fallbacks.setdefault(label, []).append((drafting, int(each["first_slot"]), str(each["reason"])))
+    states = []
+    for cell in cells:
+        failed = fallbacks.get(cell.label, [])
+        whole = len(failed) >= len(graph_keys([cell], slots, draft_length))
+        states.append(_state(cell, cell in selected, description, failed, whole))
+    return tuple(states)
 
 
-def _state(cell: Cell, used: bool, description: Mapping[str, Any], failed: Mapping[int, str], slots: int) -> CellState:
+def _state(
+    cell: Cell, used: bool, description: Mapping[str, Any], failed: Sequence[tuple[str, int, str]], whole: bool
+) -> CellState:
     if not used:
         return CellState(cell.label, "unused", "scheduler.yaml leaves it out")
     if "graphs" not in description:
@@ -50,10 +63,24 @@ def _state(cell: Cell, used: bool, description: Mapping[str, Any], failed: Mappi
         return CellState(cell.label, "eager", "enable_cuda_graph is false")
     if not failed:
         return CellState(cell.label, "captured", "")
-    reasons = "; ".join(dict.fromkeys(failed.values()))
-    if cell.batch == 1 and len(failed) < slots:
-        return CellState(cell.label, "partly", f"not at slots {', '.join(map(str, sorted(failed)))}: {reasons}")
-    return CellState(cell.label, "eager", reasons)
+    if whole:
+        return CellState(cell.label, "eager", "; ".join(dict.fromkeys(reason for _, _, reason in failed)))
+    places: dict[tuple[str, str], list[str]] = {}
+    for drafting, slot, reason in sorted(failed):
+        places.setdefault((drafting, reason), []).append(str(slot))
+    parts = [
+        f"not{f' with {drafting}' if drafting else ''} at slot{'s' if len(at) > 1 else ''} {', '.join(at)}: {reason}"
+        for (drafting, reason), at in places.items()
+    ]
+    return CellState(cell.label, "partly", "; ".join(parts))
+
+
+def artifact_states(manifest: Manifest, config: RuntimeConfig, description: Mapping[str, Any]) -> tuple[CellState, ...]:
+    """The states of an artifact's cells under a configuration; () where no backend has described itself."""
+    if not description:
+        return ()
+    used = config.select_cells(manifest)
+    return cell_states(manifest.cells, used, description, config.slots, config.draft_length)
 
 
 def counts(states: Iterable[CellState]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert import __version__
-from edgert.capture import cell_states, counts
+from edgert.capture import artifact_states, counts
 from edgert.diagnosis import Facts, Finding, findings, planned_bytes
 from edgert.errors import EdgertError
 from edgert.golden import check_golden, load_golden
@@ -121,11 +121,7 @@ def _eager_step_ms(loading: Loading, clock: Callable[[], float]) -> float | None
 def to_json(facts: Facts, found: tuple[Finding, ...]) -> dict[str, Any]:
     """Everything as one JSON document; null = unknown."""
     manifest, config = facts.manifest, facts.config
-    states = (
-        ()
-        if manifest is None or config is None or not facts.description
-        else (cell_states(manifest.cells, config.select_cells(manifest), facts.description, config.slots))
-    )
+    states = () if manifest is None or config is None else artifact_states(manifest, config, facts.description)
     return {
         "format_version": FORMAT_VERSION,
         "healthy": not found,
@@ -215,7 +211,9 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
             ("golden", f"{golden.steps} steps within {golden.tolerance:g}, worst {golden.worst_error:.2g}{abreast}")
         )
     if "graphs" in described and manifest is not None and config is not None:
-        found = counts(cell_states(manifest.cells, config.select_cells(manifest), described, config.slots))
+        found = counts(
+            cell_states(manifest.cells, config.select_cells(manifest), described, config.slots, config.draft_length)
+        )
         cells = ", ".join(f"{count} {status}" for status, count in found.items())
         rows.append(
             ("graphs", f"{described['graphs']} captured; cells: {cells}; JIT cache {described.get('jit_cache')}")

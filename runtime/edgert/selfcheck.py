@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.capture import CellState, cell_states
+from edgert.capture import CellState, artifact_states
 from edgert.errors import EdgertError
 from edgert.golden import GoldenReport, check_golden, load_golden
 from edgert.loading import Loading, Runtime, open_runtime, plan_loading
@@ -45,7 +45,7 @@ def check_artifact(directory: Path, options: Mapping[str, Any] | None = None) ->
     warm = manifest.backend.name != "onnxruntime" and config.warm_up
     loading = replace(loading, golden=None, config=replace(config, warm_up=warm))
     runtime = open_runtime(loading)
-    states = cell_states(manifest.cells, loading.cells, runtime.description, config.slots)
+    states = artifact_states(manifest, config, runtime.description)
     return SelfCheck(run_golden(runtime, loading), runtime.memory_bytes, states)
 
 

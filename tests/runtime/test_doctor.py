@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy_artifact
 from edgert import cli
-from edgert.backends.base import StepInputs
+from edgert.backends.base import Setup, StepInputs
 from edgert.diagnosis import SYMPTOM_OF_FAILURE, Facts, Finding, findings
 from edgert.doctor import examine, render, to_json
 from edgert.errors import BackendError, EdgertError
@@ -127,6 +127,27 @@ def test_a_healthy_device_has_no_findings_and_one_screen(look: Look) -> None:
     assert list(document["memory"]["phases"]) == [
         "opened", "warmed_up", "checked", "prefill-16", "prefill-64", "decode-1", "decode-4",
     ]  # fmt: skip
+
+
+def test_a_backend_can_show_phases_of_its_own_warm_up(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiling(Described):
+        on_phase: Callable[[str], None]
+
+        def warm_up(self) -> None:
+            self.used = 5_000_000
+            self.on_phase("compiled")
+
+    def open_(setup: Setup) -> Compiling:
+        backend = Compiling(setup.cells, setup.slots, setup.cache_tokens)
+        backend.used, backend.on_phase = 1_000_000, setup.on_phase
+        return backend
+
+    monkeypatch.setattr("edgert.loading.resolve", lambda _name: open_)
+    monkeypatch.setattr("edgert.probe.PROBE_S", 0.0)
+    monkeypatch.setattr("edgert.doctor.copy_bytes_per_s", lambda _threads, _clock: 10e9)
+    phases = examine(artifact, sensors=Sensed(COOL)).memory_phases
+    assert list(phases)[:3] == ["opened", "compiled", "warmed_up"]
+    assert (phases["opened"], phases["compiled"]) == (1_000_000, 5_000_000)
 
 
 class Mixed(Described):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgert.capture import cell_states, counts
 from edgert.cells import Cell
+from edgert.graphs import graph_keys
 from edgert.tables import acceptance_table, cells_table, memory_table, table
 
 MB = 1_000_000
@@ -49,7 +50,7 @@ def test_how_each_cell_runs_and_why() -> None:
     ]
     states = cell_states([small, large, wide], [small, large, wide], {"graphs": 4, "fallbacks": fallbacks}, 4)
     assert [(state.status, state.reason) for state in states] == [
-        ("partly", "not at slots 3: out of memory"),
+        ("partly", "not at slot 3: out of memory"),
         ("captured", ""),
         ("eager", "dynamic allocation"),
     ]
@@ -59,3 +60,14 @@ def test_how_each_cell_runs_and_why() -> None:
     assert off[0].reason == "enable_cuda_graph is false"
     (direct,) = cell_states([small], [small], {"backend": "onnxruntime"}, 4)
     assert (direct.status, direct.reason) == ("direct", "onnxruntime has no graphs")
+
+
+def test_a_cell_has_a_graph_for_each_thing_that_the_drafter_may_do() -> None:
+    cell = Cell("decode", 1, 4, 128)
+    labels = [(key.label, key.first_slot) for key in graph_keys([cell], 2, 3)]
+    some = [{"cell": label, "first_slot": slot, "reason": "no"} for label, slot in labels if "3 drafts" in label]
+    every = [{"cell": label, "first_slot": slot, "reason": "no"} for label, slot in labels]
+    (partly,) = cell_states([cell], [cell], {"graphs": 2, "fallbacks": some}, 2, 3)
+    assert (partly.status, partly.reason) == ("partly", "not with 3 drafts at slots 0, 1: no")
+    (eager,) = cell_states([cell], [cell], {"graphs": 0, "fallbacks": every}, 2, 3)
+    assert (eager.status, eager.reason) == ("eager", "no")
