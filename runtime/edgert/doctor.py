@@ -211,9 +211,7 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
             ("golden", f"{golden.steps} steps within {golden.tolerance:g}, worst {golden.worst_error:.2g}{abreast}")
         )
     if "graphs" in described and manifest is not None and config is not None:
-        found = counts(
-            cell_states(manifest.cells, config.select_cells(manifest), described, config.slots, config.draft_length)
-        )
+        found = counts(artifact_states(manifest, config, described))
         cells = ", ".join(f"{count} {status}" for status, count in found.items())
         rows.append(
             ("graphs", f"{described['graphs']} captured; cells: {cells}; JIT cache {described.get('jit_cache')}")
