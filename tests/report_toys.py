@@ -6,7 +6,7 @@ from typing import Any
 
 from edgebuild.plan import plan_for
 from edgebuild.report import Evidence, Sources
-from edgebuild.tune.records import Trial
+from edgebuild.tune.records import Curve, CurvePoint, Trial
 from edgert.config import parse_config
 from edgert.manifest import Manifest
 from toy_artifact import SCHEDULER, toy_manifest
@@ -245,4 +245,16 @@ def full_evidence() -> Evidence:
         trial(5, "ratio", 240.0, changed="prefill_decode_ratio", before="1:6", after="1:4", verdict="loses"),
     )
     build = {"acceptance": card, "golden": DOCTOR["golden"], "memory": {"weights": 271_000_000}}
-    return Evidence(build, DOCTOR, (("evening", bench()),), trials, 4, ("a note",))
+    points = tuple(
+        CurvePoint(
+            draft_length=k,
+            tokens_per_ms=rate,
+            spread=0.01,
+            step_ms=10.0 + k,
+            mean_accepted_length=1 + 0.4 * k,
+            by_task={},
+        )
+        for k, rate in enumerate((0.1, 0.13, 0.15, 0.14))
+    )
+    curve = Curve(points=points, acceptance=(0.6,), threshold=0.3, pick=2, best_by_task={}, reason="most tokens a ms")
+    return Evidence(build, DOCTOR, (("evening", bench()),), trials, 4, ("a note",), curve)

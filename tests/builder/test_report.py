@@ -138,6 +138,13 @@ def test_acceptance_is_shown_by_task_and_position_from_every_source() -> None:
         assert wanted in text
 
 
+def test_draft_lengths_are_compared_and_the_picked_one_is_said() -> None:
+    text = page_of(full_evidence())
+    assert "2 drafts a step" in text
+    assert "0.150 ± 0.005" in text
+    assert "2 was picked: most tokens a ms." in text
+
+
 def test_the_mechanisms_are_compared_one_after_the_other() -> None:
     text = page_of(full_evidence())
     order = [
@@ -262,14 +269,15 @@ def test_the_last_run_of_this_artifact_is_drawn_and_no_other() -> None:
     old = (line(2, "baseline"), line(3, "mtp"))
     new = (line(4, "baseline"), line(5, "cuda_graph"))
     book = Logbook((theirs, *old, ended(old, 3), *new, ended(new, 5), line(6, "soak")))
-    trials, chosen, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
-    assert ([each.number for each in trials], chosen, notes) == ([4, 5, 6], 5, ())
+    trials, result, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
+    assert result is not None
+    assert ([each.number for each in trials], result.trial, notes) == ([4, 5, 6], 5, ())
 
 
 def test_a_run_that_has_not_ended_is_drawn_as_far_as_it_came() -> None:
     book = Logbook((line(1, "baseline"), line(2, "chunked_prefill")), torn_bytes=7)
-    trials, chosen, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
-    assert ([each.number for each in trials], chosen) == ([1, 2], None)
+    trials, result, notes = pick_trials(book, "1" * 64, IDENTITY, Path("tuning.jsonl"))
+    assert ([each.number for each in trials], result) == ([1, 2], None)
     assert notes == ("The logbook's last line was half written (7 bytes) and is left out.",)
 
 

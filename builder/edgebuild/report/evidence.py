@@ -17,7 +17,7 @@ from edgebuild.errors import ReportError
 
 if TYPE_CHECKING:
     from edgebuild.tune.logbook import Logbook
-    from edgebuild.tune.records import Trial
+    from edgebuild.tune.records import Curve, Result, Trial
 
 BUILD_FACTS = "build.json"
 MAX_BYTES = 64 << 20
@@ -30,7 +30,8 @@ class Evidence:
     build    of build.json: golden, memory (ledger line → bytes), acceptance (set → task → entry) and cells
     doctor   the document of `edgert doctor --json`
     benches  (name, report of `edgert bench --json`)
-    trials   of the logbook's last run of this artifact, in order; chosen: number of the winner, None = not ended
+    trials   of the logbook's last run of this artifact, in order; chosen: number of the winner, None = not ended;
+             curve: draft lengths against each other, None = not measured
     notes    what a reader must know of the sources
     """
 
@@ -40,6 +41,7 @@ class Evidence:
     trials: tuple[Trial, ...] = ()
     chosen: int | None = None
     notes: tuple[str, ...] = ()
+    curve: Curve | None = None
 
 
 def gather(
@@ -62,13 +64,15 @@ def gather(
     from edgebuild.tune.logbook import read_logbook
 
     book = read_logbook(tuning)
-    trials, chosen, notes = pick_trials(book, sha256_file(artifact / MANIFEST_NAME), identity, tuning)
-    return Evidence(build, found, measured, trials, chosen, notes)
+    trials, result, notes = pick_trials(book, sha256_file(artifact / MANIFEST_NAME), identity, tuning)
+    if result is None:
+        return Evidence(build, found, measured, trials, None, notes)
+    return Evidence(build, found, measured, trials, result.trial, (*notes, *result.notes), result.curve)
 
 
 def pick_trials(
     book: Logbook, manifest_sha256: str, identity: str, path: Path
-) -> tuple[tuple[Trial, ...], int | None, tuple[str, ...]]:
+) -> tuple[tuple[Trial, ...], Result | None, tuple[str, ...]]:
     """The last run's trials of this artifact; else of another build of the same model, which is said."""
     notes: tuple[str, ...] = ()
     own = [trial for trial in book.trials if trial.artifact.sha256 == manifest_sha256]
@@ -87,7 +91,7 @@ def pick_trials(
         run = [trial for trial in run if trial.number in ended[-1].steps] + [t for t in later if t.step == "soak"]
     if book.torn_bytes:
         notes = (*notes, f"The logbook's last line was half written ({book.torn_bytes} bytes) and is left out.")
-    return tuple(run), ended[-1].trial if ended else None, notes
+    return tuple(run), ended[-1] if ended else None, notes
 
 
 def _doctor(path: Path, identity: str) -> dict[str, Any]:

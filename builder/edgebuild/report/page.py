@@ -28,6 +28,7 @@ from edgebuild.report.results import (
     acceptance_bars,
     bench_table,
     cell_table,
+    curve_bars,
     headroom_text,
     tuning_table,
 )
@@ -160,7 +161,9 @@ def _acceptance(sources: Sources, evidence: Evidence) -> Any:
     if not sources.plan["draft"]["length"]:
         return None
     threshold = sources.config.mtp_acceptance_threshold
-    return acceptance_bars(evidence, threshold or None) or Missing("Acceptance by task and position", TUNE)
+    charts = acceptance_bars(evidence, threshold or None)
+    curve = () if evidence.curve is None else (curve_bars(evidence.curve),)
+    return (*curve, *charts) or Missing("Acceptance by task and position", TUNE)
 
 
 def _headroom(sources: Sources, evidence: Evidence) -> str | Missing | None:

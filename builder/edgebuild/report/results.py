@@ -11,7 +11,7 @@ from edgebuild.report.evidence import Evidence
 from edgebuild.report.numbers import UNKNOWN, Bar, Bars, Table, known, percent
 
 if TYPE_CHECKING:
-    from edgebuild.tune.records import Trial
+    from edgebuild.tune.records import Curve, Trial
 
 # The three mechanisms, in the order in which they are tried, and what their bars are called.
 ABLATION = {
@@ -77,6 +77,22 @@ def acceptance_bars(evidence: Evidence, threshold: float | None) -> tuple[Bars, 
             )
     marks = () if threshold is None else ((percent(threshold, 1.0), f"threshold: {threshold:.0%}"),)
     return tuple(Bars(f"Accepted drafts: {where}", tuple(bars), marks) for where, bars in groups.items())
+
+
+def curve_bars(curve: Curve) -> Bars:
+    """Tokens a millisecond by draft length, and which one was picked."""
+    widest = max(point.tokens_per_ms for point in curve.points)
+    rows = tuple(
+        Bar(
+            label=f"{point.draft_length} drafts a step",
+            value=f"{point.tokens_per_ms:.3f} ± {point.spread / 2:.3f}",
+            width=percent(point.tokens_per_ms, widest),
+            detail=f"{point.mean_accepted_length:.2f} tokens in {point.step_ms:.2f} ms",
+            tone="chosen" if point.draft_length == curve.pick else "plain",
+        )
+        for point in curve.points
+    )
+    return Bars("Tokens a ms, by draft length", rows, note=f"{curve.pick} was picked: {curve.reason}.")
 
 
 def ablation_bars(evidence: Evidence) -> tuple[Bars, ...]:
