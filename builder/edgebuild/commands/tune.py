@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -114,5 +115,6 @@ def tune(
     click.echo(f"logbook   {book}")
     click.echo(f"config    {config}" + (f"  (and in {path})" if apply_ else ""))
     click.echo(f"kept      {kept}")
+    click.echo(f"to see it:\n  edgebuild report {quote(str(path))} --tuning {quote(str(book))}")
     if not apply_:
-        click.echo(f"use it:\n  cp {config} {path / CONFIG_NAME}")
+        click.echo(f"to use it:\n  cp {quote(str(config))} {quote(str(path / CONFIG_NAME))}")
