@@ -140,6 +140,7 @@ def _request(limits: Limits, context: int, chunk: int, cells: int, decode_rows: 
         other_precisions=limits.other_precisions,
         drafter_elements=limits.drafter_elements,
         drafter_kv_elements=limits.drafter_kv_elements,
+        engine=limits.backend != "onnxruntime",
     )
 
 

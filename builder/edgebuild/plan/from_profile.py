@@ -18,11 +18,16 @@ MAX_KV_TIERS = 6
 
 @dataclass(frozen=True)
 class BackendCosts:
-    """What a backend costs beyond the weights and the cache; `source` says where the launch cost was measured."""
+    """What a backend costs beyond the weights and the cache; `source` says where the launch cost was measured.
+
+    budget_bytes_per_layer_and_cell   what a cell counts in the profile's graph_memory_bytes
+    cell_bytes_per_layer              what it takes, for the ledger
+    """
 
     launch_cost_tokens: float
     source: str
-    graph_bytes_per_layer_and_cell: int
+    budget_bytes_per_layer_and_cell: int
+    cell_bytes_per_layer: int
     runtime_bytes: int
     weight_copy_factor: float
     min_decode_rows: int
@@ -39,15 +44,19 @@ class DrafterShape:
 
 
 # A decode step takes as long as this many prompt tokens in a chunk; an engine of at least two rows in every profile
-# holds its weights once (1.01-1.08 x) and grows by 2.8 MB a profile at 2 layers; a one-row profile would double them.
-GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 512 * MIB, 0.08, 2)
+# holds its weights once and its own constants for each profile; a one-row profile would double them. A cell takes
+# 0.13-0.2 MB a layer of constants, 0.16 of compiled kernels and 0.07-0.12 for each graph (one a slot where the batch is
+# 1), measured with SmolLM2 (12 cells, 33 graphs: 179 MB) and 0.6B. The budget counts 1.4: a cell is also seconds of
+# compilation at the first start.
+GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 550_000, 512 * MIB, 0.0, 2)
 # ONNX Runtime keeps prepacked copies where memory allows: +640 MB beside 538 MB of weights. A cell is a shape, it holds
 # no memory. A step with k drafts against one without: SmolLM2-135M, 8,192 tokens that may be drafted, CPU time of one
 # thread at a tier of 512 (43.1 ms plain; 46.5, 50.8, 54.3 ms for 2, 3, 4 rows; 3.0, 4.5, 6.0 ms for 1, 2, 3 drafts).
 CPU = BackendCosts(
     launch_cost_tokens=19,
     source="measured on 2 CPU cores: 23 ms a chunk, 1.22 ms a prompt token at 135M",
-    graph_bytes_per_layer_and_cell=0,
+    budget_bytes_per_layer_and_cell=0,
+    cell_bytes_per_layer=0,
     runtime_bytes=160 * MIB,
     weight_copy_factor=1.19,
     min_decode_rows=1,
@@ -61,7 +70,7 @@ def limits_from(
     """The plan's limits. `max_cells` caps prefill and decode cells together, below what the profile allows."""
     costs = CPU if profile.backend == "onnxruntime" else GPU
     limits, mechanisms = profile.limits, profile.mechanisms
-    graph_bytes = costs.graph_bytes_per_layer_and_cell * model.layers
+    graph_bytes = costs.budget_bytes_per_layer_and_cell * model.layers
     total = limits.max_prefill_cells + limits.max_decode_cells
     if graph_bytes:
         total = max(2, min(total, limits.graph_memory_bytes // graph_bytes))
@@ -85,7 +94,7 @@ def limits_from(
         launch_cost_tokens=costs.launch_cost_tokens,
         launch_cost_source=costs.source,
         margin_fraction=limits.memory_margin_fraction,
-        graph_bytes_per_cell=graph_bytes,
+        graph_bytes_per_cell=costs.cell_bytes_per_layer * model.layers,
         runtime_bytes=costs.runtime_bytes,
         weight_copy_factor=costs.weight_copy_factor,
         min_decode_rows=costs.min_decode_rows,
