@@ -15,7 +15,7 @@ from typing import Any
 
 from edgert.engine import Engine
 from edgert.manifest import Manifest
-from serving import finish, load_manifest, opened, requests_of, rounded
+from serving import device_bytes_in_use, finish, load_manifest, opened, requests_of, rounded
 
 WHAT = "a prompt to its first token, alone; llama.cpp's figures were taken apart, on another day (FINDINGS.md)"
 LLAMA_CPP = {("0.6b", 512): 57_000, ("0.6b", 4096): 44_200, ("4b", 512): 23_300}  # tokens a second, -fa 1, graphs on
@@ -64,7 +64,7 @@ def scratch_of(says: dict[str, Any], chunk: int, whole: int) -> dict[str, Any] |
 
 
 def ledger_rows(manifest: Manifest, measured: dict[str, int], overhead: int | None) -> list[dict[str, Any]]:
-    """Planned against actual, by part and in all. overhead: device memory in use that no part accounts for."""
+    """Planned against actual, by part and in all. overhead: device memory in use that no part accounts for, CUDA's context included."""
     planned = {line.label: line.bytes for line in manifest.ledger}
     rows = []
     for part, labels in ACTUAL.items():
@@ -95,14 +95,16 @@ def main() -> None:
     sizes = sorted({cell.query_rows for cell in manifest.prefill_cells})
     chunks = [size for size in sizes if size <= args.chunk]
     rows: list[dict[str, Any]] = []
+    before = device_bytes_in_use()
     with opened(args.artifact, graph_bucket_sizes=chunks, max_prefill_chunk_size=chunks[-1]) as engine:
         args.chunk = chunks[-1]
         rows += chunked_rows(engine, manifest, args)
         engine.complete(requests_of([(64, 1)], manifest)[0].prompt_ids, max_tokens=32, ignore_eos=True, seed=0)
-        snapshot, says = engine.metrics(), dict(engine.describe())
+        snapshot, says, after = engine.metrics(), dict(engine.describe()), device_bytes_in_use()
     measured = dict(snapshot.memory_bytes)
     used = measured.pop("device_used", None)
-    overhead = None if used is None else used - sum(measured.values())
+    with_context = None if after is None or before is None else after - before
+    overhead = None if with_context is None else with_context - sum(measured.values())
     phases = [{"label": phase, "value": size / 1e6} for phase, size in snapshot.memory_phases.items()]
     if args.one_shot in sizes:
         tiers = sorted({cell.kv_tier for cell in manifest.decode_cells if cell.kv_tier <= args.one_shot})
@@ -126,6 +128,7 @@ def main() -> None:
         "scratch_bytes_by_cell": says.get("scratch_bytes_by_cell"),
         "picture": {"title": f"Memory by phase, {manifest.model.name} (MB)", "bars": phases},
         "timings": says.get("timings"),
+        "cuda_context_mb": None if with_context is None or used is None else (with_context - used) / 1e6,
     }
     finish(args.output, document, engine_says=says)
 

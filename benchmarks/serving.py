@@ -6,7 +6,9 @@ Times are the engine's own (vLLM's definitions, edgert.metrics). Works for every
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +77,16 @@ def memory_now(engine: Engine) -> dict[str, int]:
     return used
 
 
+def device_bytes_in_use() -> int | None:
+    """Of the GPU in use, by everybody, as nvidia-smi counts: with CUDA's own context. None without a GPU."""
+    command = ["nvidia-smi", "-i", os.environ.get("CUDA_VISIBLE_DEVICES") or "0", "--query-gpu=memory.used"]
+    try:
+        ran = subprocess.run([*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return int(ran.stdout) << 20 if ran.returncode == 0 and ran.stdout.strip().isdigit() else None
+
+
 def finish(output: Path | None, document: Mapping[str, Any], *, engine_says: Mapping[str, Any]) -> None:
     """Write the result with its provenance; print its rows."""
     where = environment(
@@ -95,5 +107,5 @@ def rounded(row: Mapping[str, Any], digits: int = 3) -> dict[str, Any]:
     return {key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()}
 
 
-__all__ = ["BenchRequest", "figures", "finish", "load_manifest", "memory_now", "middle", "opened", "requests_of",
+__all__ = ["BenchRequest", "device_bytes_in_use", "figures", "finish", "load_manifest", "memory_now", "middle", "opened", "requests_of",
            "rounded"]  # fmt: skip
