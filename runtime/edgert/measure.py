@@ -203,6 +203,7 @@ def measure_host_ms(runtime: Runtime, costs: StepCosts, clock: Callable[[], floa
                 spent += took * 1e3
                 steps += 1
         readings.append((spent - expected) / max(1, steps))
+    runtime.backend.reset_slot(0)
     return max(0.0, median(readings))
 
 

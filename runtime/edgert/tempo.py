@@ -20,8 +20,10 @@ GAP_MARGIN = 0.9
 PRESSED_FROM, PRESSED_UNTIL = 1.0, 0.5
 # A smaller chunk may put the next prompt's first token off by this share; for that the gap shrinks.
 FINER = 0.01
-# Chunks that prefill at less than this share of the largest one's speed are never chosen for the gap's sake.
+# A chunk is made smaller for the gap's sake while it prefills at this share of the largest one's speed or more, and
+# first tokens are far from late; once they are not, only while it puts off the next one by no more than this share.
 LEAST_SPEED = 0.5
+PUT_OFF = 0.05
 
 
 @dataclass(frozen=True)
@@ -162,17 +164,17 @@ def _pressed(rules: Rules, load: Load, before: bool) -> bool:
         return True
     if rules.targets.ttft_ms is None:
         return before and load.backlog_tokens > rules.chunks[-1]
-    return _first_token_ms(rules, load) >= rules.targets.ttft_ms * (PRESSED_UNTIL if before else PRESSED_FROM)
+    due_ms = _first_token_ms(rules, load, rules.chunks[-1], rules.ratio.base)
+    return due_ms >= rules.targets.ttft_ms * (PRESSED_UNTIL if before else PRESSED_FROM)
 
 
-def _first_token_ms(rules: Rules, load: Load) -> float:
-    """When the oldest request's first token is due, from its arrival, if the backlog is read at the base ratio."""
-    largest = rules.chunks[-1]
-    chunk, step = rules.chunk_ms(largest, load.prompt_end), rules.decode_ms(load.decoding, load.length)
+def _first_token_ms(rules: Rules, load: Load, rows: int, steps: int) -> float:
+    """When the oldest request's first token is due, from its arrival, if the backlog is read in chunks of `rows`."""
+    chunk, step = rules.chunk_ms(rows, load.prompt_end), rules.decode_ms(load.decoding, load.length)
     if chunk is None or step is None:
         return load.oldest_ms
-    cycles = load.backlog_tokens / largest
-    return load.oldest_ms + cycles * (chunk + (rules.ratio.base * step if load.decoding else 0.0))
+    between = _owed(rules, steps, rows, load) * step if load.decoding else 0.0
+    return load.oldest_ms + load.backlog_tokens / rows * (chunk + between)
 
 
 def _steps(rules: Rules, load: Load, pressed: bool) -> int:
@@ -198,7 +200,7 @@ def _chunk(rules: Rules, load: Load, before: Tempo, largest: int, steps: int, pr
         )
     if rules.targets.itl_ms is None:
         return rows, False
-    within = _within_gap(rules, load, before, rows, step, whole / largest)
+    within = _within_gap(rules, load, before, rows, step)
     return within, within < rows
 
 
@@ -212,20 +214,29 @@ def _read_ms(rules: Rules, load: Load, rows: int, steps: int, step_ms: float) ->
     return full * chunk + last_ms + max(0, between) * _owed(rules, steps, rows, load) * step_ms
 
 
-def _within_gap(rules: Rules, load: Load, before: Tempo, rows: int, step: float, best_ms: float) -> int:
+def _within_gap(rules: Rules, load: Load, before: Tempo, rows: int, step_ms: float) -> int:
+    """The largest chunk that keeps the gap's target at a bearable price; `rows` where there is none."""
     target = rules.targets.itl_ms or 0.0
-    fitting, worthwhile = [], []
-    for size in rules.chunks:
+    for size in reversed(rules.chunks):
         part = rules.chunk_ms(size, load.prompt_end)
-        if size > rows or part is None or best_ms / (part / size) < LEAST_SPEED:
+        if size > rows or part is None:
             continue
-        worthwhile.append(size)
-        if part + step <= target * (1.0 if size <= before.chunk_rows else GAP_MARGIN):
-            fitting.append(size)
-    if fitting:
-        return fitting[-1]
-    # No chunk keeps the target: then the smallest that is still worth its launch comes nearest.
-    return worthwhile[0] if worthwhile else rows
+        if part + step_ms <= target * (1.0 if size <= before.chunk_rows else GAP_MARGIN):
+            return size if size == rows or _bearable(rules, load, size, part, step_ms) else rows
+    return rows
+
+
+def _bearable(rules: Rules, load: Load, rows: int, chunk_ms: float, step_ms: float) -> bool:
+    """Whether prefill in chunks of `rows`, with the fewest steps between them, is not too slow for the first tokens."""
+    largest, low = rules.chunks[-1], rules.ratio.low
+    whole = rules.chunk_ms(largest, load.prompt_end) or chunk_ms
+    if whole / largest < LEAST_SPEED * chunk_ms / rows:
+        return False
+    ttft_ms = rules.targets.ttft_ms
+    if ttft_ms is None or _first_token_ms(rules, load, rows, low) <= PRESSED_UNTIL * ttft_ms:
+        return True
+    as_fixed = _read_ms(rules, load, largest, rules.ratio.base, step_ms)
+    return _read_ms(rules, load, rows, low, step_ms) <= (1 + PUT_OFF) * as_fixed
 
 
 def _drafts_within(rules: Rules, load: Load, rows: int, most: int) -> int:

@@ -89,28 +89,40 @@ def test_the_largest_chunk_runs_where_nothing_decodes_and_the_device_is_cool(
 
 
 @given(rules_strategy, loads(), tempos)
-def test_a_gap_target_that_a_chunk_can_keep_is_kept(rules: Rules, load: Load, before: Tempo) -> None:
+def test_a_gap_target_is_kept_by_the_largest_chunk_that_keeps_it_unless_that_one_is_too_slow(
+    rules: Rules, load: Load, before: Tempo
+) -> None:
     target = rules.targets.itl_ms
     step = rules.decode_ms(load.decoding, load.length)
-    if not rules.adaptive or target is None or step is None or not load.decoding or not load.prefilling:
-        return
-    tempo = decide(rules, load, before)
     whole = rules.chunk_ms(CHUNKS[-1], load.prompt_end)
-    assert whole is not None
-
-    def keeps(rows: int) -> bool:
-        part = rules.chunk_ms(rows, load.prompt_end)
-        assert part is not None
-        return part + step <= target * GAP_MARGIN and whole / CHUNKS[-1] >= LEAST_SPEED * part / rows
-
-    chosen = rules.chunk_ms(tempo.chunk_rows, load.prompt_end)
-    assert chosen is not None
-    if load.active_slots == load.slots and any(keeps(rows) for rows in CHUNKS):
-        assert chosen + step <= target
-    if chosen + step <= target and tempo.drafts > 1:
+    if not rules.adaptive or target is None or step is None or whole is None or not load.decoding * load.prefilling:
+        return
+    rules = replace(rules, targets=Targets(None, target))
+    tempo = decide(rules, replace(load, active_slots=load.slots), before)
+    parts = {rows: rules.chunk_ms(rows, load.prompt_end) or 0.0 for rows in CHUNKS}
+    keeping = [rows for rows in CHUNKS if parts[rows] + step <= target * GAP_MARGIN]
+    if keeping and whole / CHUNKS[-1] >= LEAST_SPEED * parts[keeping[-1]] / keeping[-1]:
+        assert parts[tempo.chunk_rows] + step <= target
+    if parts[tempo.chunk_rows] + step <= target and tempo.drafts > 1:
         drafted = rules.decode_ms(load.decoding, load.length, tempo.drafts)
         assert drafted is not None
-        assert chosen + drafted <= target
+        assert parts[tempo.chunk_rows] + drafted <= target
+
+
+def test_a_gap_target_that_no_chunk_keeps_costs_no_first_token_anything() -> None:
+    rules = Rules(CHUNKS, costs=table(1.0, 0.1), ratio=Ratio(4, 6, 8), targets=Targets(None, 1.0))
+    load = Load(decoding=1, prefilling=1, backlog_tokens=2000, remaining=2000, prompt_end=500, length=100)
+    assert decide(rules, load, first_tempo(rules)) == decide(
+        replace(rules, targets=Targets()), load, first_tempo(rules)
+    )
+
+
+def test_a_late_first_token_goes_before_the_gap() -> None:
+    costs = table(20.0, 0.1)  # small chunks are dear here
+    load = Load(decoding=1, prefilling=1, backlog_tokens=2000, remaining=2000, prompt_end=500, length=100)
+    rules = Rules(CHUNKS, costs=costs, ratio=Ratio(4, 6, 8), targets=Targets(10_000.0, 60.0))
+    assert decide(rules, load, first_tempo(rules)).chunk_rows == 128
+    assert decide(rules, replace(load, oldest_ms=9000.0), first_tempo(rules)).chunk_rows == 512
 
 
 @given(rules_strategy, loads(), tempos)
