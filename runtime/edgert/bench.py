@@ -338,7 +338,11 @@ def render(report: Mapping[str, Any]) -> str:
     row = figures_of(report, peak_memory_bytes=report.get("peak_memory_bytes"))
     text = "\n".join(lines) + figure_table([(str(report["traffic"]), row)])
     for shown in (
-        memory_table(report.get("memory_phases") or {}),
+        memory_table(
+            report.get("memory_phases") or {},
+            report.get("memory_planned_bytes"),
+            report.get("memory_baseline_bytes", 0),
+        ),
         cells_table(report.get("launches") or {}),
         acceptance_table(report.get("acceptance") or {}),
     ):

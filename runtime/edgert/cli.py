@@ -231,6 +231,7 @@ def run_bench_command(options: argparse.Namespace) -> int:
     report["warnings"] = warnings
     acceptance = {task: each for task, each in seen.acceptance.items() if task != bench.WARM_UP_TASK}
     report |= {"memory_phases": seen.memory_phases, "launches": seen.launches, "acceptance": acceptance}
+    report |= {"memory_planned_bytes": seen.memory_planned_bytes, "memory_baseline_bytes": seen.memory_baseline_bytes}
     print(bench.to_json(report) if options.json else bench.render(report))
     return 0
 

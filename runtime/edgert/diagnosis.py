@@ -87,11 +87,6 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
     return (*_failure(facts), *_device(facts), *_configuration(facts), *_capture(facts), *_memory(facts))
 
 
-def planned_bytes(manifest: Manifest) -> int:
-    """What the plan expects to be in use: the ledger without what is left to the system."""
-    return sum(line.bytes for line in manifest.ledger if line.label != "margin")
-
-
 def failure_findings(error: BaseException) -> tuple[Finding, ...]:
     """What an error that ends a load, or an engine at work, is called; its own words, and its own next step."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
@@ -183,11 +178,33 @@ def _configuration(facts: Facts) -> Iterator[Finding]:
             f"the largest decode batch is {config.graph_batch_sizes[-1]}, {config.slots} sequences take turns in it",
             "add a batch size to graph_batch_sizes, or rebuild with one as large as slots",
         )
+    yield from _targets(facts, config)
     if not config.enable_cuda_graph and manifest.backend.name != "onnxruntime":
         yield Finding(
             "slow decode",
             "enable_cuda_graph is false: every step pays for all of its launches",
             "set enable_cuda_graph: true in scheduler.yaml",
+        )
+
+
+def _targets(facts: Facts, config: RuntimeConfig) -> Iterator[Finding]:
+    """Measured steps against the times that scheduler.yaml aims at."""
+    if not facts.chunks:
+        return
+    chunk = facts.chunks[-1]
+    ttft_ms, itl_ms = config.ttft_target_ms, config.itl_target_ms
+    if ttft_ms is not None and chunk.step_ms > ttft_ms:
+        yield Finding(
+            "first token slow",
+            f"one chunk of {chunk.rows} rows takes {chunk.step_ms:,.0f} ms, ttft_target_ms is {ttft_ms:g}",
+            "smaller chunks do not help here: raise the target, or take a smaller model or a faster device",
+        )
+    gap_ms = chunk.step_ms + max((step.step_ms for step in facts.steps), default=0.0)
+    if itl_ms is not None and gap_ms > itl_ms and not config.adaptive:
+        yield Finding(
+            "long gaps",
+            f"a chunk of {chunk.rows} rows and a decode step take {gap_ms:,.0f} ms, itl_target_ms is {itl_ms:g}",
+            "lower max_prefill_chunk_size, or set adaptive: true, which chooses among the captured chunks",
         )
 
 
@@ -224,10 +241,16 @@ def _memory(facts: Facts) -> Iterator[Finding]:
                 refusal,
                 "end other processes, or lower slots in scheduler.yaml",
             )
-    if manifest is None or not facts.memory_phases:
+    if manifest is not None:
+        yield from _peak(facts.memory_phases, facts.baseline_bytes, manifest.planned_bytes)
+
+
+def _peak(phases: Mapping[str, int], baseline_bytes: int, planned: int | None) -> Iterator[Finding]:
+    """More in use than planned, and in which phase first."""
+    if not phases or planned is None:
         return
-    phase = max(facts.memory_phases, key=lambda each: facts.memory_phases[each])
-    used, planned = facts.memory_phases[phase] - facts.baseline_bytes, planned_bytes(manifest)
+    phase = max(phases, key=lambda each: phases[each])
+    used = phases[phase] - baseline_bytes
     if used > planned * (1 + PEAK_TOLERANCE) + PEAK_TOLERANCE_BYTES:
         yield Finding(
             "memory peak",
@@ -252,6 +275,7 @@ def _running(snapshot: EngineSnapshot, acceptance_threshold: float) -> Iterator[
             "more slots, fewer concurrent requests, or shorter outputs",
         )
     yield from _padding(snapshot)
+    yield from _peak(snapshot.memory_phases, snapshot.memory_baseline_bytes, snapshot.memory_planned_bytes)
     if snapshot.eager_launches and snapshot.graph_launches:
         yield Finding(
             "capture failed",

@@ -15,12 +15,11 @@ from typing import Any
 
 from edgert import __version__
 from edgert.capture import artifact_states, counts
-from edgert.diagnosis import Facts, Finding, findings, planned_bytes
+from edgert.diagnosis import Facts, Finding, findings
 from edgert.errors import EdgertError
 from edgert.golden import check_golden, load_golden
 from edgert.guards.detect import detect_sensors
 from edgert.guards.readings import Sensors
-from edgert.hostmemory import resident_bytes
 from edgert.loading import Loading, Runtime, open_runtime, plan_loading, used_bytes
 from edgert.manifest import MANIFEST_NAME, load_manifest
 from edgert.probe import StepProbe, copy_bytes_per_s, probe_chunks, probe_steps, read_under_load
@@ -49,7 +48,6 @@ def examine(
     try:
         loading = plan_loading(directory, overrides or {})
         facts = replace(facts, config=loading.config)
-        baseline = resident_bytes() or 0
         runtime = open_runtime(replace(loading, golden=None))
     except EdgertError as error:
         return replace(facts, failure=error)
@@ -61,8 +59,7 @@ def examine(
         return replace(facts, failure=error)
     finally:
         runtime.backend.close()
-    measured_by_device = "device_used" in runtime.memory_bytes
-    facts = replace(facts, baseline_bytes=0 if measured_by_device else baseline)
+    facts = replace(facts, baseline_bytes=runtime.baseline_bytes)
     if facts.description.get("graphs"):
         return replace(facts, eager_step_ms=_eager_step_ms(loading, clock))
     if manifest.backend.name == "onnxruntime":
@@ -150,7 +147,7 @@ def to_json(facts: Facts, found: tuple[Finding, ...]) -> dict[str, Any]:
         "power_mode": {"actual": facts.power_mode, "expected": config and config.power_mode},
         "limits": config and {"soft_c": config.soft_temperature_c, "hard_c": config.hard_temperature_c},
         "memory": {
-            "planned_bytes": manifest and planned_bytes(manifest),
+            "planned_bytes": manifest and manifest.planned_bytes,
             "phases": {phase: used - facts.baseline_bytes for phase, used in facts.memory_phases.items()},
             "parts": dict(facts.memory_parts),
         },
@@ -170,7 +167,7 @@ def _probe(step: StepProbe) -> dict[str, Any]:
 def render(facts: Facts, found: tuple[Finding, ...]) -> str:
     """The screen."""
     lines = [f"{label:<12}{text}" for label, text in _rows(facts)]
-    planned = None if facts.manifest is None else planned_bytes(facts.manifest)
+    planned = None if facts.manifest is None else facts.manifest.planned_bytes
     memory = memory_table(facts.memory_phases, planned, facts.baseline_bytes)
     lines += ["", *memory] if memory else []
     if not found:
@@ -202,7 +199,7 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
     if config is not None and config.power_mode is not None:
         rows.append(("power mode", f"{facts.power_mode or 'unknown'}, expected {config.power_mode}"))
     available = "unknown" if reading.memory_available_bytes is None else _mb(reading.memory_available_bytes)
-    planned = "" if manifest is None else f", planned {_mb(planned_bytes(manifest))}"
+    planned = "" if manifest is None else f", planned {_mb(manifest.planned_bytes)}"
     rows.append(("memory", f"available {available}{planned}"))
     if facts.golden is not None:
         golden = facts.golden

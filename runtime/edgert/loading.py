@@ -54,7 +54,8 @@ class Runtime:
     vocabulary_size  prompt ids lie below it; token_limit: sampled ids do
     text             None: ids only
     draft_control    the backend drafts, and a fresh one of these says how much
-    memory_phases    bytes in use after each phase of the load
+    memory_phases    bytes in use after each phase of the load; baseline_bytes: in use before it, where those are the
+                     process's; planned_bytes: what the ledger expects of the load alone
     guard            makes the guard, from the time now; None: nothing is guarded
     admitted         sequences that may run at once, so that headroom stays free; None: as many as there are slots
     """
@@ -74,6 +75,8 @@ class Runtime:
     draft_control: Callable[[], DraftControl] | None = None
     memory_phases: Mapping[str, int] = field(default_factory=dict)
     guard: Callable[[float], Guard] | None = None
+    baseline_bytes: int = 0
+    planned_bytes: int | None = None
     admitted: int | None = None
 
     def worker(self, clock: Callable[[], float]) -> Worker:
@@ -159,6 +162,7 @@ def open_runtime(loading: Loading) -> Runtime:
         draft_states=manifest.draft_states if config.draft_length else (),
         on_phase=lambda phase: mark(phase),
     )
+    before = resident_bytes() or 0
     backend = resolve(manifest.backend.name)(setup)
     phases: dict[str, int] = {}
 
@@ -207,6 +211,8 @@ def open_runtime(loading: Loading) -> Runtime:
                 config.draft_length, costs_ms=costs_ms, threshold=config.mtp_acceptance_threshold
             ),
             memory_phases=phases,
+            baseline_bytes=0 if "device_used" in backend.memory() else before,
+            planned_bytes=manifest.planned_bytes,
             guard=lambda now_s: make_guard(manifest, config, now_s),
             admitted=None if stored is None else admitted_slots(limits, config),
         )

@@ -152,6 +152,11 @@ class Manifest:
         return tuple(cell for cell in self.cells if cell.kind == "decode")
 
     @property
+    def planned_bytes(self) -> int:
+        """What the plan expects to be in use: the ledger without what is left to the system."""
+        return sum(line.bytes for line in self.ledger if line.label != "margin")
+
+    @property
     def decoder_file(self) -> str:
         """The file the backend opens."""
         return decoder_file(self.backend.name, self.state)

@@ -132,6 +132,7 @@ class EngineSnapshot:
     throttle_events  by reason, counted when one begins
     guard_changes    changes of what the thermal guard allows
     acceptance       task ("" = none given) → drafting.Acceptance as JSON
+    memory_baseline_bytes   of memory_phases, in use before the load; memory_planned_bytes: what the ledger expects
     power_mode       the device's at load, expected_power_mode: the plan's; None = unknown, none named
     draft_lengths    task → batch → drafts a step now; draft_switched_off, _on: how often that fell to 0, and rose again
     """
@@ -174,6 +175,8 @@ class EngineSnapshot:
     draft_switched_on: int = 0
     power_mode: str | None = None
     expected_power_mode: str | None = None
+    memory_baseline_bytes: int = 0
+    memory_planned_bytes: int | None = None
 
 
 @dataclass

@@ -69,6 +69,8 @@ class Observer:
             eager_launches=self.description.get("eager_launches"),
             memory_bytes=self._runtime.memory_bytes,
             memory_phases=dict(self._phases),
+            memory_baseline_bytes=self._runtime.baseline_bytes,
+            memory_planned_bytes=self._runtime.planned_bytes,
             device=guard.reading if guard else None,
             throttle_events=dict(guard.throttle_events) if guard else {},
             guard_changes=guard.changes if guard else 0,

@@ -100,6 +100,8 @@ def families(snapshot: EngineSnapshot) -> Iterator[Family]:
     yield gauge("edgert_longest_gap_seconds", "Longest gap between two tokens of a stream so far.", s.itl.max_s)
     yield labelled("edgert_memory_bytes", "gauge", "Memory held, by part.", "part", s.memory_bytes)
     yield labelled("edgert_memory_phase_bytes", "gauge", "Most memory seen in a phase.", "phase", s.memory_phases)
+    yield gauge("edgert_memory_baseline_bytes", "Of those, in use before the load.", s.memory_baseline_bytes)
+    yield gauge("edgert_memory_planned_bytes", "What the plan expects of the load alone.", s.memory_planned_bytes)
     temperature = None if device is None else device.temperature_c
     source = (device.temperature_source if device else None) or "unknown"
     yield Family(

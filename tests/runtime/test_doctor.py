@@ -219,6 +219,19 @@ def test_a_configuration_that_causes_a_complaint_is_named(
     assert next(iter(overrides)).split("_")[-1] in named(look(**overrides)[1], symptom).next_step
 
 
+def test_steps_that_cannot_keep_the_targets_are_named(look: Look) -> None:
+    facts, _ = look()
+    assert facts.config is not None
+    slow = tuple(replace(chunk, step_ms=900.0) for chunk in facts.chunks)
+    first = replace(facts, chunks=slow, config=replace(facts.config, ttft_target_ms=500.0))
+    cause = named(findings(first), "first token slow").cause
+    assert cause == "one chunk of 64 rows takes 900 ms, ttft_target_ms is 500"
+    gaps = replace(facts, chunks=slow, config=replace(facts.config, itl_target_ms=500.0, adaptive=False))
+    assert "a chunk of 64 rows and a decode step take 90" in named(findings(gaps), "long gaps").cause
+    chosen = replace(gaps, config=replace(facts.config, itl_target_ms=500.0, adaptive=True))
+    assert findings(chosen) == (), "adaptive chooses smaller chunks by itself"
+
+
 def test_a_failed_capture_is_named_with_the_cell_and_the_reason(look: Look) -> None:
     reason = "operation not permitted when stream is capturing: dynamic allocation"
     fallbacks = [{"cell": "decode-2x1@128", "first_slot": 0, "reason": reason}]

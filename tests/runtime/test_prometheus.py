@@ -96,6 +96,7 @@ def full() -> EngineSnapshot:
         draft_proposed_by_task={("chat", 1): 10, ("chat", 2): 10, ("", 1): 4},
         draft_accepted_by_task={("chat", 1): 9, ("chat", 2): 5, ("", 1): 0},
         draft_lengths={"chat": {1: 3, 4: 0}},
+        memory_planned_bytes=1_000_000,
         graph_launches=120,
         eager_launches=3,
     )
@@ -132,6 +133,7 @@ def test_values_are_the_snapshots() -> None:
     assert value("edgert_memory_phase_bytes", phase="prefill-64") > 0
     assert value("edgert_memory_phase_bytes", phase="decode-1") > 0
     assert value("edgert_draft_length", task="chat", batch="1") == 3
+    assert value("edgert_memory_planned_bytes") == 1_000_000
     assert value("edgert_power_mode_mismatch") == 1
 
 

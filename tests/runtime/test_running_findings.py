@@ -127,3 +127,11 @@ def test_a_write_to_the_wrong_cache_position_is_stopped_and_named_in_the_log(
 def test_eager_steps_among_captured_ones_are_named() -> None:
     taken = served(graph_launches=97, eager_launches=3)
     assert "3 of 100 steps ran eager" in named(running_findings(taken), "capture failed").cause
+
+
+def test_a_peak_beyond_the_plan_is_named_with_the_phase_that_reached_it_first() -> None:
+    phases = {"opened": 300_000_000, "prefill-64": 900_000_000, "decode-4": 900_000_000}
+    taken = served(memory_phases=phases, memory_planned_bytes=500_000_000, memory_baseline_bytes=100_000_000)
+    cause = named(running_findings(taken), "memory peak").cause
+    assert cause == "800 MB in use at its peak, in phase prefill-64; the plan says 500 MB"
+    assert running_findings(replace(taken, memory_planned_bytes=None)) == ()
