@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bench import WARM_UP_TASK, BenchRequest, closed_loop, run_bench, run_warm_up, summarise
+from edgert.cpuclock import cpu_clock_mhz
 from edgert.drafting import DraftControl
 from edgert.engine import Engine
 from edgert.errors import EdgertError, RequestError
@@ -57,7 +58,9 @@ def run_trial(job: Mapping[str, Any], emit: Emit, *, clock: Clock = time.perf_co
         "eager_launches": snapshot.eager_launches,
         "graph_launches": snapshot.graph_launches,
         "throttle_events": dict(snapshot.throttle_events),
-        "device": None if snapshot.device is None else asdict(snapshot.device),
+        "device": None
+        if snapshot.device is None
+        else {**asdict(snapshot.device), "cpu_clock_mhz": found["cpu_clock_mhz"]},
         "power_mode": (description.get("guards") or {}).get("power_mode"),
         "fallbacks": list(description.get("fallbacks", ())),
         "warnings": list(description.get("warnings", ())),
@@ -80,10 +83,14 @@ def repeats(
     concurrency, times = min(job["concurrency"], len(requests)), job["repeats"]
     run_warm_up(engine, requests[:concurrency])
     figures, by_task, digests = [], [], set()
+    clock_mhz: float | None = None
     completions: list[Completion] = []
     for number in range(times):
 
         def progress(done: int, of: int, before: int = number * len(requests)) -> None:
+            nonlocal clock_mhz
+            if done == (of + 1) // 2:
+                clock_mhz = cpu_clock_mhz()  # while steps run: an idle core lowers it
             emit({"progress": [before + done, times * of]})
 
         completions, seconds = run_bench(
@@ -107,6 +114,7 @@ def repeats(
         "by_task": by_task,
         "outputs_sha256": digests.pop() if len(digests) == 1 else None,
         "output_tokens": [list(each.token_ids) for each in completions] if job["want_tokens"] else None,
+        "cpu_clock_mhz": clock_mhz,
         "soak": None,
     }
 
@@ -170,6 +178,7 @@ def soak(
         "by_task": [],
         "outputs_sha256": None,
         "output_tokens": None,
+        "cpu_clock_mhz": cpu_clock_mhz(),
         "soak": {"seconds": clock() - start, "samples": samples},
     }
 

@@ -79,7 +79,7 @@ def tune(
     from edgebuild.tune.table import print_result
 
     stages = Stages(quiet=quiet)
-    path = Path(str(artifact).rstrip("/"))
+    path = artifact if artifact.name not in ("", "..") else artifact.resolve()
     book = logbook or path.parent / f"{path.name}.tuning.jsonl"
     config = output or path.parent / f"{path.name}.{CONFIG_NAME}"
     stages.title("edgebuild tune", f"{artifact} → {book}")

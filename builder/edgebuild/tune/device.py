@@ -6,9 +6,12 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from edgert.cpuclock import cpu_clock_mhz
 from edgert.guards.readings import DeviceReading, Run, run_command
 from edgert.hostmemory import total_bytes
 from edgert.manifest import BackendInfo
@@ -55,35 +58,32 @@ def versions(backend: BackendInfo) -> dict[str, str]:
 
 
 def conditions(reading: DeviceReading | Mapping[str, object] | None, *, root: Path = Path("/")) -> Conditions | None:
-    """A look at the device as the logbook keeps it; `reading` may be one that crossed a process as JSON."""
+    """A look at the device as the logbook keeps it.
+
+    reading: taken here just now, or by a trial while it ran, as JSON and with the CPU's clock at that time.
+    """
     if reading is None:
         return None
-    get = reading.get if isinstance(reading, Mapping) else lambda key: getattr(reading, key)
-    throttle = get("throttle_reasons")
+    if isinstance(reading, Mapping):
+        seen = reading
+    else:
+        seen = {
+            **{each.name: getattr(reading, each.name) for each in fields(reading)},
+            "cpu_clock_mhz": cpu_clock_mhz(root),
+        }
+    throttle: Any = seen["throttle_reasons"]
     return Conditions.model_validate(
         {
-            "sensors": get("sensors"),
-            "temperature_c": get("temperature_c"),
-            "power_w": get("power_w"),
-            "cpu_clock_mhz": cpu_clock_mhz(root),
-            "gpu_clock_mhz": get("gpu_clock_mhz"),
-            "memory_clock_mhz": get("memory_clock_mhz"),
-            "throttle_reasons": None if throttle is None else tuple(throttle),  # type: ignore[arg-type]
-            "memory_available_bytes": get("memory_available_bytes"),
+            "sensors": seen["sensors"],
+            "temperature_c": seen["temperature_c"],
+            "power_w": seen["power_w"],
+            "cpu_clock_mhz": seen.get("cpu_clock_mhz"),
+            "gpu_clock_mhz": seen["gpu_clock_mhz"],
+            "memory_clock_mhz": seen["memory_clock_mhz"],
+            "throttle_reasons": None if throttle is None else tuple(throttle),
+            "memory_available_bytes": seen["memory_available_bytes"],
         }
     )
-
-
-def cpu_clock_mhz(root: Path = Path("/")) -> float | None:
-    """Clock of the first core now: cpufreq's, else what /proc/cpuinfo says; None where neither does."""
-    khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
-    mhz = _first_value(root / "proc/cpuinfo", ("cpu MHz",)) if khz is None else None
-    try:
-        if khz is not None:
-            return float(khz) / 1e3
-        return None if mhz is None else float(mhz)
-    except ValueError:
-        return None
 
 
 def _gpu(run: Run) -> tuple[str, str | None, str | None] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgebuild.tune.device import conditions, cpu_clock_mhz, this_device
+from edgebuild.tune.device import conditions, this_device
+from edgert.cpuclock import cpu_clock_mhz
 from edgert.guards.readings import DeviceReading
 
 
@@ -61,9 +62,10 @@ def test_unknown_is_null_and_a_reading_may_come_as_json(tmp_path: Path) -> None:
     assert found.throttle_reasons == ("sw_power_cap",)
     crossed = conditions(
         {"sensors": "nvml", "temperature_c": 51.0, "power_w": None, "gpu_clock_mhz": 1980.0, "memory_clock_mhz": None,
-         "throttle_reasons": [], "memory_available_bytes": 5},
+         "throttle_reasons": [], "memory_available_bytes": 5, "cpu_clock_mhz": 3100.0},
         root=root,
     )  # fmt: skip
     assert crossed is not None
     assert (crossed.temperature_c, crossed.gpu_clock_mhz, crossed.throttle_reasons) == (51.0, 1980.0, ())
+    assert crossed.cpu_clock_mhz == 3100.0  # of the time when the trial ran
     assert conditions(None) is None
