@@ -3,9 +3,9 @@
 python benchmarks/compaction.py --directory D --output benchmarks/results/compaction.json
 
 D: as decode.py exports it, and built here where no plan with at least the cells below is there yet. A batch of one runs
-at any slot, for which each slot has its own captured graph; a larger batch runs on the lowest slots, with idle rows where
-a slot between is free. The other way is one graph a cell and copies: when a sequence ends, the caches of the highest slot
-move into the gap. Capturing anew instead of copying costs what a capture costs.
+at any slot, for which each slot has its own captured graph; a larger batch runs on the lowest slots, with idle rows
+where a slot between is free. The other way is one graph a cell and copies: when a sequence ends, the caches of the
+highest slot move into the gap. Capturing anew instead of copying costs what a capture costs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ kernels that add into memory cleared beforehand. That is slow at decode's two ro
 4.4 µs. A 0.6B decode step is 16 % shorter for it, and prefill somewhat longer (docs/log.md). Products that share their
 input (query, key and value; gate and up) are left alone: the compiler makes one wide product of them.
 
-Partial sums are rounded to the graph's type before they are added, which costs less than one rounding of the result.
+Partial sums are rounded to the graph's type before they are added: in float16 the error of such a product goes from
+2.1e-4 to 2.9e-4, as if the result were rounded once more.
 """
 
 from __future__ import annotations
