@@ -40,6 +40,7 @@ from edgebuild.engine.targets import BuildPlace, can_build_here, device_capabili
 from edgebuild.errors import CheckpointError, EngineError
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.hash_check import refuse_other_hashes
+from edgebuild.models.support import refuse_backend
 from edgebuild.plan import ModelShape, Plan, Tuned, make_plan
 from edgebuild.profile import Profile
 from edgebuild.progress import Stages
@@ -86,7 +87,7 @@ def build(
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
-        _refuse_backend(profile, config)
+        refuse_backend(profile.backend, config)
         refuse_other_hashes(config, checkpoint)
         left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
         drafter = _find_drafter(profile, config, checkpoint)
@@ -382,16 +383,6 @@ def model_name(path: Path) -> str:
     """A name for people and directories: the checkpoint's folder or file name without what does not belong there."""
     stem = path.name[: -len(".gguf")] if path.name.endswith(".gguf") else path.resolve().name
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-.") or "model"
-
-
-def _refuse_backend(profile: Profile, config: ModelConfig) -> None:
-    """What is known not to run on a backend stops here, not in its compiler."""
-    if config.flash is not None and profile.backend != "onnxruntime":
-        raise CheckpointError(
-            f"{config.family} does not run on {profile.backend}: its n-grams are hashed with an exclusive or, which "
-            "TensorRT lacks",
-            hint="set `backend: onnxruntime` and `precision: float32` in the profile",
-        )
 
 
 def _find_drafter(profile: Profile, config: ModelConfig, checkpoint: Checkpoint) -> DrafterWeights | None:

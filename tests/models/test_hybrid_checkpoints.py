@@ -9,11 +9,13 @@ import pytest
 import torch
 import toys
 from edgebuild.checkpoint import match_tensors, open_checkpoint
+from edgebuild.commands.plan import plan
 from edgebuild.errors import CheckpointError
 from edgebuild.export import FORMS, export_decoder
 from edgebuild.models import load_decoder
 from edgebuild.models.config import ModelConfig
 from edgebuild.models.hash_check import refuse_other_hashes
+from edgebuild.profile import bundled_names, load_profile
 from module_runner import ModuleRunner
 from safetensors.torch import load_file, save_file
 
@@ -95,6 +97,16 @@ def test_half_precision_stays_near_and_keeps_its_matrices_in_float32(
         expected, actual = (runner.step(part, tier=128)["logits"] for runner in (whole, half))
         difference = torch.tensor(actual - expected).norm() / torch.tensor(expected).norm()
         assert difference <= tolerance
+
+
+@pytest.mark.parametrize("profile", [name for name in bundled_names() if load_profile(name).backend != "onnxruntime"])
+def test_plan_says_where_flash_next_does_not_run(profile: str, tmp_path: Path) -> None:
+    published = Path(__file__).parents[1] / "data" / "configs" / "qwen3.8-flash-next.json"
+    (tmp_path / "config.json").write_text(published.read_text())
+    with pytest.raises(
+        CheckpointError, match=f"qwen4_exp does not run on {load_profile(profile).backend}: its n-grams"
+    ):
+        plan.main(["--profile", profile, "--model", str(tmp_path)], standalone_mode=False)
 
 
 def test_an_ngram_hash_other_than_the_configured_one_is_refused(tmp_path: Path) -> None:

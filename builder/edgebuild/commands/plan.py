@@ -43,6 +43,7 @@ def plan(
     """Decide chunk sizes, KV tiers, cells, memory and draft length; build nothing."""
     from edgebuild.build import model_name
     from edgebuild.drafter import planned_drafter
+    from edgebuild.models.support import refuse_backend
     from edgebuild.plan import ModelShape, make_plan
     from edgebuild.profile import load_profile
     from edgebuild.traffic import read_traffic
@@ -54,6 +55,7 @@ def plan(
     said: list[str] = []
     profile, tuned = with_tuning(profile, model_name(checkpoint), tuning, no_tuning, said.append)
     config = model_config(checkpoint)
+    refuse_backend(profile.backend, config)
     histogram = read_traffic(given(traffic, profile, "traffic"))
     drafter = planned_drafter(profile, config)
     made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, drafter, tuned)
