@@ -139,9 +139,16 @@ def _make_hybrid(
     dtype: str = "float32",
     shards: int = 1,
     tokenizer: Tokenizer | None = None,
+    spread: float = 0.12,
+    router_spread: float | None = None,
+    embedding_spread: float = 0.12,
     **config_overrides: Any,
 ) -> Path:
-    """Write a random hybrid model: every `interval`-th layer is gated attention, the others are Gated DeltaNet."""
+    """Write a random hybrid model: every `interval`-th layer is gated attention, the others are Gated DeltaNet.
+
+    spread, embedding_spread, router_spread: of matrices. Half precision stays near where blocks add little to the
+    embedding, and where the router is decided: which of two nearly equal experts is taken is else a matter of rounding.
+    """
     import transformers
 
     prefix = family if family == "Qwen3Next" else f"{family}Text"
@@ -162,7 +169,7 @@ def _make_hybrid(
         max_position_embeddings=context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": partial},
         rms_norm_eps=1e-6,
-        initializer_range=0.12,
+        initializer_range=spread,
         tie_word_embeddings=tied,
         bos_token_id=IM_START,
         eos_token_id=IM_END,
@@ -186,7 +193,9 @@ def _make_hybrid(
         if name.endswith("conv1d.weight"):
             return 0.0, 0.5
         if name.endswith("embed_tokens.weight"):  # the padding token's zeros would leave sparse attention to chance
-            return 0.0, 0.12
+            return 0.0, embedding_spread
+        if name.endswith("mlp.gate.weight") and router_spread is not None:
+            return 0.0, router_spread
         if "norm" in name:
             return 0.0, 0.2
         return (0.0, 0.5) if name.endswith(("dt_bias", "A_log")) else None
