@@ -296,3 +296,17 @@ def test_a_resumed_build_keeps_what_the_first_half_measured(tmp_path: Path) -> N
     assert second["golden"]["steps"] == 12
     assert second["cells"] == [{"cell": "c", "status": "captured", "reason": ""}]
     assert SelfCheck.from_json(json.loads(json.dumps(asdict(checked)))) == checked
+
+
+def test_a_doctor_that_did_not_get_far_leaves_the_rest_as_it_was() -> None:
+    finding = {"symptom": "garbled or repeated output", "cause": "golden vectors differ", "next_step": "rebuild"}
+    early = {
+        **{"format_version": 1, "findings": [finding], "device": {}, "cells": [], "golden": None, "reading": {}},
+        **{"loaded_reading": None, "chunks": [], "steps": [], "power_mode": {"actual": None, "expected": None}},
+        "memory": {"planned_bytes": 5, "phases": {}, "parts": {}},
+    }
+    text = page_of(Evidence(build={"memory": {"weights": 271_000_000}}, doctor=early))
+    assert "golden vectors differ; next: rebuild" in text
+    assert "269 MB, measured 271 MB" in text
+    assert "Memory in use, by phase" in text
+    assert "not run here" in text
