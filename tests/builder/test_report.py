@@ -301,8 +301,16 @@ def test_a_resumed_build_keeps_what_the_first_half_measured(tmp_path: Path) -> N
 def test_a_doctor_that_did_not_get_far_leaves_the_rest_as_it_was() -> None:
     finding = {"symptom": "garbled or repeated output", "cause": "golden vectors differ", "next_step": "rebuild"}
     early = {
-        **{"format_version": 1, "findings": [finding], "device": {}, "cells": [], "golden": None, "reading": {}},
-        **{"loaded_reading": None, "chunks": [], "steps": [], "power_mode": {"actual": None, "expected": None}},
+        "format_version": 1,
+        "findings": [finding],
+        "device": {},
+        "cells": [],
+        "golden": None,
+        "reading": {},
+        "loaded_reading": None,
+        "chunks": [],
+        "steps": [],
+        "power_mode": {"actual": None, "expected": None},
         "memory": {"planned_bytes": 5, "phases": {}, "parts": {}},
     }
     text = page_of(Evidence(build={"memory": {"weights": 271_000_000}}, doctor=early))
