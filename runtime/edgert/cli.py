@@ -174,6 +174,7 @@ def run_generate(options: argparse.Namespace) -> int:
                 "mean_accepted_length": usage.mean_accepted_length,
                 **times,
                 "phases": {"load_ms": load_ms, **times["phases"]},
+                "warnings": list(engine.describe().get("warnings", ())),
             }
             print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     return 0

@@ -263,7 +263,7 @@ def test_figures_of_an_answer_of_one_token_have_no_tpot(engine: Engine) -> None:
     assert "TPOT" not in figures(engine.complete([1], max_tokens=1))
 
 
-def test_a_wrong_power_mode_stands_in_describe_and_in_every_bench_report(
+def test_a_wrong_power_mode_stands_in_every_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.csv"
@@ -272,9 +272,11 @@ def test_a_wrong_power_mode_stands_in_describe_and_in_every_bench_report(
     monkeypatch.setattr("edgert.manifest.load_manifest", lambda _path: manifest)
     limits = GuardLimits(4, power_mode="MAXN_SUPER")
     sensors = SimpleNamespace(name="fake", read=lambda: DeviceReading("fake"), power_mode=lambda: ("15W", ()))
-    for form in ([], ["--json"]):
+    bench = ["bench", "toy", "--traffic", str(trace), "--requests", "2"]
+    generate = ["generate", "toy", "--prompt-ids", "1,2", "--max-tokens", "2", "--json"]
+    for command in (bench, [*bench, "--json"], generate):
         running = Engine(lambda: make_runtime(guard=lambda now_s: Guard(sensors, limits, now_s)))
         monkeypatch.setattr("edgert.engine.Engine.load", lambda _path, running=running: running)
-        assert cli.main(["bench", "toy", "--traffic", str(trace), "--requests", "2", *form]) == 0
+        assert cli.main(command) == 0
         out = capsys.readouterr().out
         assert "the device is in power mode 15W, the artifact was planned for MAXN_SUPER" in out
