@@ -23,7 +23,7 @@ from edgert.backends.trt_drafter import PLAN_NAME as DRAFTER_PLAN_NAME
 from edgert.backends.trt_drafter import Drafter, Rows
 from edgert.backends.trt_engine import PLAN_NAME, BuiltFor, CellShape, Engine, check_compatible
 from edgert.backends.trt_layout import TOKEN_BYTES, StepLayout, step_layout, write_inputs
-from edgert.backends.trt_ring import Ring, RingSlot, Ticket
+from edgert.backends.trt_ring import Held, Ring, RingSlot, Ticket
 from edgert.backends.trt_states import SlotStates
 from edgert.cells import Cell
 from edgert.errors import ArtifactError, BackendError
@@ -131,7 +131,7 @@ class TensorRTBackend:
         self._positions = cuda.DeviceMemory(tiers.nbytes)
         if self._drafter is not None:
             self._drafter.attach(self._scratch.address, self._positions.address)
-        self._ring = Ring({each.cell: each.layout for each in cells})
+        self._ring, self._held = Ring({each.cell: each.layout for each in cells}), Held(setup.slots)
         self._inputs = cuda.DeviceMemory(self._ring.input_bytes)
         self._outputs = cuda.DeviceMemory(self._ring.output_bytes)
         self._logits = cuda.DeviceMemory(max(self._logits_bytes(each) for each in cells))
@@ -214,8 +214,9 @@ class TensorRTBackend:
         drafts = self._variant(step)
         slot = self._ring.take()
         write_inputs(slot.views[step.cell][0], step)
-        if not step.from_device.all():
-            self._host_rows_to_slot(each, slot, first, step.from_device)
+        known = self._held.known(step)
+        if not known.all():
+            self._host_rows_to_slot(each, slot, first, known)
         graph = self._graphs.take(GraphKey(step.cell, first, drafts))
         if graph is not None:
             graph.point("in", slot.inputs.address)
@@ -231,6 +232,7 @@ class TensorRTBackend:
             self._stream.copy(slot.logits.address, self._logits.address, self._logits_bytes(each), cuda.TO_HOST)
         slot.done.record(self._stream)
         slot.ticket = Ticket(slot, step.cell, logits_shape, step.draft_length if drafts else 0)
+        self._held.wrote(slot.ticket, first, batch)
         return slot.ticket
 
     def _variant(self, step: StepInputs) -> int | None:
@@ -306,15 +308,15 @@ class TensorRTBackend:
         target = self._slots.address + first * TOKEN_BYTES
         self._stream.copy_rows(target, pitch, token, length - token, width, 2)
 
-    def _host_rows_to_slot(self, each: _Cell, slot: RingSlot, first: int, from_device: Any) -> None:
+    def _host_rows_to_slot(self, each: _Cell, slot: RingSlot, first: int, known: Any) -> None:
         """What the host knows better goes to the slot first, so that a captured step always reads the slot."""
         block, source = each.layout.inputs, slot.inputs.address
         tokens, length = source + block["first_tokens"].offset, source + block["length"].offset
         target, pitch = self._slots.address + first * TOKEN_BYTES, self._setup.slots * TOKEN_BYTES
-        if not from_device.any():
+        if not known.any():
             runs = [(0, each.shape.batch)]
         else:
-            runs = [(row, 1) for row in range(each.shape.batch) if not from_device[row]]
+            runs = [(row, 1) for row in range(each.shape.batch) if not known[row]]
         for row, count in runs:
             at, size = row * TOKEN_BYTES, count * TOKEN_BYTES
             self._stream.copy(target + at, tokens + at, size, cuda.TO_DEVICE)
@@ -325,6 +327,7 @@ class TensorRTBackend:
         if not 0 <= slot < self._setup.slots:
             raise BackendError(f"slot {slot} of {self._setup.slots}: no such slot")
         self._states.reset(self._stream, slot)
+        self._held.forget(slot)
         for row in (0, 1):
             self._stream.zero(self._slots.address + (row * self._setup.slots + slot) * TOKEN_BYTES, TOKEN_BYTES)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgert import cuda
-from edgert.backends.base import StepOutputs
+from edgert.backends.base import Int64s, StepInputs, StepOutputs
 from edgert.backends.trt_layout import StepLayout, read_outputs
 from edgert.cells import Cell
 
@@ -37,6 +38,7 @@ class Ticket:
     def __init__(self, slot: RingSlot, cell: Cell, logits_shape: tuple[int, ...] | None, drafts: int):
         self._slot, self._cell, self._logits_shape, self._drafts = slot, cell, logits_shape, drafts
         self._outputs: StepOutputs | None = None
+        self._lengths: Int64s | None = None
 
     def result(self) -> StepOutputs:
         if self._outputs is None:
@@ -47,8 +49,15 @@ class Ticket:
                 logits = self._slot.logits.bytes[: 4 * count].view(np.float32).reshape(self._logits_shape)
             views = self._slot.views[self._cell][1]
             self._outputs = read_outputs(views, self._cell, logits, drafts=self._drafts)
+            self._lengths = views["new_length"].astype(np.int64)
             self._slot.ticket = None
         return self._outputs
+
+    def left(self, row: int, token: int, length: int) -> bool:
+        """Whether the step was read, and left this token and this length to its row's slot."""
+        if self._outputs is None or self._lengths is None:
+            return False
+        return bool(self._outputs.next_token[row] == token and self._lengths[row] == length)
 
 
 class Ring:
@@ -86,3 +95,26 @@ class Ring:
                 if pinned is not None:
                     pinned.free()
             slot.done.close()
+
+
+class Held:
+    """What slots hold on the device, as far as the host has read it: a step that says the same need not say it."""
+
+    def __init__(self, slots: int) -> None:
+        self._last: list[tuple[Ticket, int] | None] = [None] * slots
+
+    def wrote(self, ticket: Ticket, first: int, batch: int) -> None:
+        """The step wrote `batch` slots from `first` on."""
+        self._last[first : first + batch] = [(ticket, row) for row in range(batch)]
+
+    def forget(self, slot: int) -> None:
+        self._last[slot] = None
+
+    def known(self, step: StepInputs) -> npt.NDArray[np.bool_]:
+        """[B] rows whose token and length need not travel: the device's are meant, or are the same."""
+        known = step.from_device.copy()
+        for row, asked in enumerate(step.from_device):
+            last = self._last[step.first_slot + row]
+            if not asked and last is not None:
+                known[row] = last[0].left(last[1], int(step.tokens[row, 0]), int(step.length[row]))
+        return known
