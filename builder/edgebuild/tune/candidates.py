@@ -46,7 +46,7 @@ MOST_CURVE_DRAFTS = 6
 CHUNK_STEP = 0.75  # a chunk size is tried when it is at most this much of the one before: nearer ones tell nothing
 # A shorter gap may cost this share of the throughput; more throughput this share of the time to the first token.
 GAP_COSTS_THROUGHPUT = 0.05
-THROUGHPUT_COSTS_TTFT = 0.10
+THROUGHPUT_COSTS_TTFT = 0.25
 
 
 @dataclass(frozen=True)
