@@ -21,7 +21,7 @@ import click
 @click.option(
     "--requests", type=click.IntRange(min=1, max=100_000), help="Of the file.  [default: own prompts all, 16]"
 )
-@click.option("--concurrency", type=click.IntRange(min=1, max=4096), help="Requests at a time.  [default: the slots]")
+@click.option("--concurrency", type=click.IntRange(min=1, max=4096), help="At a time.  [default: as the trace says]")
 @click.option("--repeats", type=click.IntRange(min=2, max=100), default=3, show_default=True, help="Of each trial.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the drawn lengths.")
 @click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help="With a limit, goodput decides.")

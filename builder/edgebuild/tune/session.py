@@ -21,20 +21,21 @@ from edgebuild.errors import TuningError
 from edgebuild.profile import Profile
 from edgebuild.profile.schema import Limits
 from edgebuild.progress import Stages
+from edgebuild.tune.concurrency import of_traffic
 from edgebuild.tune.config_file import rest_sha256, tuned_text, write_atomically
 from edgebuild.tune.device import conditions, this_device, versions
 from edgebuild.tune.logbook import LogbookWriter, read_logbook
 from edgebuild.tune.records import ArtifactId, Conditions, Result, Trial, to_json
 from edgebuild.tune.runner import Runner
 from edgebuild.tune.search import Look, Setup, Tuner
-from edgebuild.tune.workload import Shape, make_work
+from edgebuild.tune.workload import Shape, is_prompts, make_work
 
 CLOCKS_OF_A_CPU = "none"
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What the command line asks for. concurrency None: as many as the artifact has slots."""
+    """What the command line asks for. concurrency None: as the traffic says, or as many as there are slots."""
 
     traffic: Path
     requests: int | None
@@ -54,11 +55,11 @@ def prepare(path: Path, ask: Ask, profile: Profile | None, stages: Stages) -> Se
         require_complete(manifest, path)
         config = load_config(path, manifest)
     with stages.stage("traffic"):
-        slots = config.slots
+        concurrency, source = _concurrency(path, ask, config.slots)
         shape = Shape(
             requests=ask.requests,
-            concurrency=ask.concurrency or slots,
-            concurrency_source="--concurrency" if ask.concurrency else f"the artifact's {slots} slots",
+            concurrency=concurrency,
+            concurrency_source=source,
             repeats=ask.repeats,
             seed=ask.seed,
             slo_ttft_ms=ask.slo_ttft_ms,
@@ -81,6 +82,14 @@ def prepare(path: Path, ask: Ask, profile: Profile | None, stages: Stages) -> Se
         slo_ttft_ms=ask.slo_ttft_ms,
         slo_tpot_ms=ask.slo_tpot_ms,
     )
+
+
+def _concurrency(path: Path, ask: Ask, slots: int) -> tuple[int, str]:
+    """As asked for, else as the times of the trace say, else as many as there are slots."""
+    if ask.concurrency is not None:
+        return ask.concurrency, "--concurrency"
+    told = None if is_prompts(ask.traffic) else of_traffic(ask.traffic, path, slots)
+    return told or (slots, f"the artifact's {slots} slots")
 
 
 def artifact_id(path: Path, manifest: Manifest) -> ArtifactId:
