@@ -64,7 +64,10 @@ def scratch_of(says: dict[str, Any], chunk: int, whole: int) -> dict[str, Any] |
 
 
 def ledger_rows(manifest: Manifest, measured: dict[str, int], overhead: int | None) -> list[dict[str, Any]]:
-    """Planned against actual, by part and in all. overhead: device memory in use that no part accounts for, CUDA's context included."""
+    """Planned against actual, by part and in all.
+
+    overhead: device memory in use that no part accounts for, CUDA's context included.
+    """
     planned = {line.label: line.bytes for line in manifest.ledger}
     rows = []
     for part, labels in ACTUAL.items():

@@ -107,5 +107,15 @@ def rounded(row: Mapping[str, Any], digits: int = 3) -> dict[str, Any]:
     return {key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()}
 
 
-__all__ = ["BenchRequest", "device_bytes_in_use", "figures", "finish", "load_manifest", "memory_now", "middle", "opened", "requests_of",
-           "rounded"]  # fmt: skip
+__all__ = [
+    "BenchRequest",
+    "device_bytes_in_use",
+    "figures",
+    "finish",
+    "load_manifest",
+    "memory_now",
+    "middle",
+    "opened",
+    "requests_of",
+    "rounded",
+]

@@ -44,11 +44,11 @@ class DrafterShape:
 
 
 # A decode step takes as long as this many prompt tokens in a chunk; an engine of at least two rows in every profile
-# holds its weights once and its own constants for each profile; a one-row profile would double them. A cell takes
-# 0.13-0.2 MB a layer of constants, 0.16 of compiled kernels and 0.07-0.12 for each graph (one a slot where the batch is
-# 1), measured with SmolLM2 (12 cells, 33 graphs: 179 MB) and 0.6B. The budget counts 1.4: a cell is also seconds of
-# compilation at the first start.
-GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 550_000, 512 * MIB, 0.0, 2)
+# holds its weights once; a one-row profile would double them. A cell takes 0.34 MB a layer (SmolLM2, 12 cells) or 0.45
+# (0.6B, 9 cells) of constants, kernels and graphs, one graph a slot where the batch is 1. The budget counts 1.4: a cell
+# is also seconds of compilation at the first start. Once: CUDA's context, 553 MB on an H200, and 130 to 185 MB of what
+# TensorRT and the first graph take.
+GPU = BackendCosts(96, "measured on an H200: 91 for a 4B model, 103 for 0.6B", 1_400_000, 400_000, 660 * MIB, 0.0, 2)
 # ONNX Runtime keeps prepacked copies where memory allows: +640 MB beside 538 MB of weights. A cell is a shape, it holds
 # no memory. A step with k drafts against one without: SmolLM2-135M, 8,192 tokens that may be drafted, CPU time of one
 # thread at a tier of 512 (43.1 ms plain; 46.5, 50.8, 54.3 ms for 2, 3, 4 rows; 3.0, 4.5, 6.0 ms for 1, 2, 3 drafts).
