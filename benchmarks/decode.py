@@ -69,6 +69,33 @@ def steps_of(backend: Any, cell: Cell, context: int, count: int, *, ahead: bool)
     }
 
 
+def steps_busy(backend: Any, cell: Cell, context: int, count: int = 200) -> float:
+    """Share of the wall time in which some step runs on the device, by CUDA events around each launch, host one step
+    ahead. Gaps between the kernels of a step count as the step's; what it shows is whether the device waits for the
+    host."""
+    from edgert import cuda
+
+    stream, launch = backend._stream, backend.launch
+    events: list[tuple[Any, Any]] = []
+
+    class Watched:
+        def launch(self, step: Any) -> Any:
+            begin, end = cuda.Event(timing=True), cuda.Event(timing=True)
+            begin.record(stream)
+            ticket = launch(step)
+            end.record(stream)
+            events.append((begin, end))
+            return ticket
+
+    steps_of(Watched(), cell, context, count, ahead=True)
+    stream.synchronize()
+    busy = sum(end.ms_since(begin) for begin, end in events)
+    share = busy / events[-1][1].ms_since(events[0][0])
+    for event in (event for pair in events for event in pair):
+        event.close()
+    return round(share, 4)
+
+
 def prefill_ms(backend: Any, cell: Cell, repeats: int = 12) -> float:
     """Median time of one chunk at position 0, waited for."""
     from edgert.step import empty_step
@@ -116,7 +143,7 @@ def kernel_table(backend: Any, cell: Cell, context: int, steps: int = 200) -> di
     """Device time per step by kernel, from torch's profiler (CUPTI), captured graph replayed, host one step ahead.
 
     busy_fraction: time in which some kernel or copy ran, over the wall time of the same steps without the profiler,
-    which slows what is between kernels (watched_fraction: over its own wall time).
+    which lengthens gaps and, a little, short kernels: it may pass 1. watched_fraction: over its own wall time.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -210,6 +237,7 @@ def run(directory: Path, cells: list[Cell], context: int, count: int, *, eager: 
             waited = steps_of(backend, cell, context, count, ahead=False)
             ahead = steps_of(backend, cell, context, count, ahead=True)
             entry[mode] = {"waited": waited, "ahead": ahead, "over_floor": round(ahead["step_ms"] / floor, 3)}
+            entry[mode]["busy"] = steps_busy(backend, cell, context)
             entry["floor_ms"] = round(floor, 4)
             if graphs and kernels:
                 entry["kernels"] = kernel_table(backend, cell, context)
@@ -233,8 +261,9 @@ def rows_of(measured: dict[str, Any]) -> list[dict[str, Any]]:
             row |= {"step_ms": ahead["step_ms"], "p95_ms": ahead["step_p95_ms"], "waited_ms": waited["step_ms"]}
             row |= {"launch_host_ms": ahead["launch_host_ms"], "floor_ms": entry["floor_ms"]}
             row |= {"over_floor": entry[mode]["over_floor"]}
+            row["gpu_busy"] = entry[mode].get("busy", "")
             if mode == "graph" and "kernels" in entry:
-                row["gpu_busy"] = entry["kernels"]["busy_fraction"]
+                row["kernels_busy"] = entry["kernels"]["busy_fraction"]
             rows.append(row)
     return rows
 

@@ -2,8 +2,8 @@
 
 One cell = one optimization profile with min = opt = max, so that the compiler specialises every kernel. A cell of one
 query row and batch 1 is built with two rows: TensorRT stores the weights a second time for one-row matrix products
-(measured: 21.4 MB + 11.5 MB on a 19.2 MB model), and a second row costs no time where bytes dominate. The runtime
-reads the rows of a profile back from the engine and pads with an invalid row.
+(measured: 21.4 MB + 11.5 MB on a 19.2 MB model). The second row costs 9 % of a 0.6B step on an H200, and four rows cost
+what two do. The runtime reads the rows of a profile back from the engine and pads with an invalid row.
 """
 
 from __future__ import annotations
