@@ -30,16 +30,16 @@ from environment import environment
 from safetensors.torch import load_file, save_file
 
 TASKS = ("json", "code", "chat", "story")
-BASE = Recipe()
+BASE = Recipe(optimiser="adamw", learning_rate=1e-3, off_path=1.0, off_path_end=1.0)  # of the head before
 VARIANTS: dict[str, tuple[Recipe, str]] = {
     "as shipped before": (BASE, "all"),
-    "greedy text alone": (BASE, "greedy"),
     "best token alone": (replace(BASE, hard=1e9), "all"),
     "guesses on the path": (replace(BASE, off_path=0.2, off_path_end=0.2), "all"),
     "fresh layer": (replace(BASE, start="fresh"), "all"),
     "rate 3e-3": (replace(BASE, learning_rate=3e-3), "all"),
     "muon, rate 3e-3": (replace(BASE, optimiser="muon", learning_rate=3e-3), "all"),
     "muon, rate 3e-3, fresh layer": (replace(BASE, optimiser="muon", learning_rate=3e-3, start="fresh"), "all"),
+    "greedy text alone": (BASE, "greedy"),
 }
 VOCABULARIES = (32768, 16384, 8192, 4096)
 
@@ -149,7 +149,7 @@ def final(_checkpoint: Checkpoint, decoder: Decoder, options: argparse.Namespace
     changes = dict(each.split("=", 1) for each in options.set)
     kind = changes.pop("text", "all")
     fields: dict[str, Any] = {k: v if k in ("start", "optimiser") else float(v) for k, v in changes.items()}
-    recipe = replace(BASE, **fields)
+    recipe = replace(Recipe(), **fields)
     used = [samples[index] for index in kinds[kind]]
     store, tests = Store(decoder, used), {name: Store(decoder, each) for name, each in held.items()}
     order, frequent = Order(used, options.batch, 1), by_frequency(samples, decoder.token_limit)

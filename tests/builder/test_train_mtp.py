@@ -17,7 +17,7 @@ from edgebuild.errors import CheckpointError, OutputError, TrafficError
 from edgebuild.models.config import ModelConfig
 from edgebuild.train.acceptance import Acceptance, count_steps, walked
 from edgebuild.train.forward import load_frozen, new_cache, one_more, whole
-from edgebuild.train.generate import Sample, encode_prompts, generate, go_on, pack, unpack
+from edgebuild.train.generate import Sample, encode_prompts, generate, go_on, pack, together, unpack
 from edgebuild.train.learner import Learner, Recipe, start_module
 from edgebuild.train.lesson import chain_loss, lesson
 from edgebuild.train.optimise import orthogonal
@@ -143,6 +143,15 @@ def test_acceptance_counts_steps_of_accepted_tokens_and_one_more() -> None:
     none = counted([wrong, right, right], start=1, length=12)
     assert (none.rates, none.mean_length) == ((0.0, 0.0, 0.0), 1.0)
     assert counted([right, wrong, right], start=1, length=12).mean_length == 2.0
+
+
+def test_sequences_are_written_together_as_far_as_memory_goes(model: Path) -> None:
+    decoder = load_frozen(open_checkpoint(model), 64, CPU, torch.float32)
+    assert together(decoder, 100, 16) == 16
+    many = together(decoder, 100, 10**9)
+    assert 16 < many < 10**9
+    assert together(decoder, 200, 10**9) == pytest.approx(many / 2, abs=1)
+    assert together(decoder, 10**12, 16) == 1
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 40))

@@ -55,7 +55,7 @@ def train_mtp(
     beginnings = []
     if prompt_file is None:
         prompts = built_in("train", per_task, seed=seed)
-        beginnings = openings(per_task, seed=seed)
+        beginnings = openings(3 * per_task, seed=seed)
         held = max(4, min(60, per_task // 10))
         held_out = {"held_out": built_in("held_out", held, seed=seed), "new_kinds": built_in("new", held, seed=seed)}
     else:

@@ -24,6 +24,8 @@ from edgebuild.train.prompts import Prompt
 _WIDTH_STEP = 32  # cache positions read are a multiple of this
 _LOOK_EVERY = 16  # tokens between two looks at which answers have ended
 _NOTHING = -1
+_CACHE_SHARE = 0.6
+_CPU_CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,19 @@ def _codec(checkpoint: Checkpoint) -> TextCodec:
     )
 
 
+def together(decoder: Decoder, positions: int, most: int) -> int:
+    """How many sequences of so many positions can be written at once: their caches take at most _CACHE_SHARE of the
+    device's free memory, on a CPU _CPU_CACHE_BYTES."""
+    cache = new_cache(decoder, 0, 1)
+    one = cache.keys[0]
+    each_bytes = 2 * len(cache.keys) * one.shape[1] * one.shape[3] * one.element_size() * positions
+    free_bytes = _CPU_CACHE_BYTES
+    if one.is_cuda:
+        kept_bytes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by PyTorch, for whoever asks
+        free_bytes = int(_CACHE_SHARE * (torch.cuda.mem_get_info()[0] + kept_bytes))
+    return max(1, min(most, free_bytes // each_bytes))
+
+
 @torch.no_grad()
 def generate(
     decoder: Decoder,
@@ -136,9 +151,12 @@ def generate(
 ) -> list[Sample]:
     """One answer for each prompt, in order; when `stop` says so after a batch, only what was answered by then.
 
-    A batch holds prompts of like length; batches come in random order. temperature 0 = greedy.
+    `batch` at most, fewer where memory is short. A batch holds prompts of like length; batches come in random order.
+    temperature 0 = greedy.
     """
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
+    if prompts:
+        batch = together(decoder, len(prompts[order[-1]].ids) + max_tokens + _WIDTH_STEP, batch)
     parts = [order[first : first + batch] for first in range(0, len(order), batch)]
     random.Random(seed).shuffle(parts)
     samples: dict[int, Sample] = {}

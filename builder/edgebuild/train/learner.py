@@ -34,11 +34,11 @@ class Recipe:
 
     depth: int = 3
     start: Literal["copy", "fresh"] = "copy"
-    optimiser: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 1e-3
+    optimiser: Literal["adamw", "muon"] = "muon"
+    learning_rate: float = 2e-3
     hard: float = 0.5
-    off_path: float = 1.0
-    off_path_end: float = 1.0
+    off_path: float = 0.3
+    off_path_end: float = 0.1
     weight_decay: float = 0.01
 
 

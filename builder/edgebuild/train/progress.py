@@ -23,7 +23,7 @@ class Settings:
     steps          optimiser steps instead of minutes (tests)
     temperatures   each prompt is answered once at each; the first is what held-out prompts are answered at
     vocabulary     tokens that may be guessed in training: so many of the most used in the answers
-    batch          sequences an optimiser step; gen_batch: sequences generated at once
+    batch          sequences an optimiser step; gen_batch: sequences generated at once, at most
     recipe         how the module is trained
     """
 
@@ -34,7 +34,7 @@ class Settings:
     temperatures: tuple[float, ...] = (0.0, 0.3)
     vocabulary: int = 16384
     batch: int = 64
-    gen_batch: int = 4096
+    gen_batch: int = 8192
     generate_share: float = 0.2
     seed: int = 0
     recipe: Recipe = field(default_factory=Recipe)
