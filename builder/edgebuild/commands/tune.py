@@ -66,6 +66,8 @@ def tune(
     From everything off: chunked prefill, CUDA graphs, MTP, then chunk size, KV tiers, prefill:decode ratio and draft
     length. A change stays where it wins beyond the spread of its repeats. Every trial is a line of the logbook; the
     same command continues a run that was interrupted. The artifact is left alone without --apply.
+
+    Exit codes: 0 done; 11 the baseline failed, no settings held steady, or the logbook cannot be used; 130 interrupted.
     """
     from functools import partial
 
