@@ -77,8 +77,6 @@ class Worker:
         self._clock = clock
         self._drafter = drafter
         self._admitted = slots.usable if admitted is None else admitted
-        # what the next step verifies is known once this one is read
-        self._run_ahead = 0 if self.drafts.control.length else backend.run_ahead
         self._pace = Pace()
         self._launches = 0
         self._waiting: deque[Waiting] = deque()
@@ -99,6 +97,11 @@ class Worker:
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._active or self._flying)
+
+    @property
+    def _ahead(self) -> int:
+        """Steps that may fly unread: what a step verifies is known once the one before it was read."""
+        return 0 if any(self.drafts.follows(slot) for slot in self._active) else self._backend.run_ahead
 
     @property
     def held(self) -> bool:
@@ -139,7 +142,7 @@ class Worker:
         elif isinstance(plan, DecodePlan):
             self._launch_decode(plan)
         nothing_to_launch = plan is None or isinstance(plan, CollectPlan)
-        while self._flying and (nothing_to_launch or len(self._flying) > self._run_ahead):
+        while self._flying and (nothing_to_launch or len(self._flying) > self._ahead):
             self._collect()
             nothing_to_launch = False
 

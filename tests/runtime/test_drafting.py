@@ -89,6 +89,24 @@ def test_many_requests_with_drafts_answer_as_each_would_alone(guess: Guess, leng
             assert list(handle.result(60).token_ids) == reference(ids, each, each.seed or 0, 96)
 
 
+def test_a_request_that_is_not_drafted_for_runs_ahead_again() -> None:
+    """With the drafter switched off nothing waits for it: the device's own token goes into the next step."""
+    control = DraftControl(2, costs_ms={batch: [10.0, 13.0, 16.0] for batch in (1, 2, 4)})
+    runtime = make_drafting(lambda _so_far, count: [0] * count, 2, control=control, run_ahead=1, slots=1)
+    backend = runtime.backend
+    assert isinstance(backend, FakeBackend)
+    ahead = []
+    with Engine(lambda: runtime) as engine:
+        for number in range(7):
+            backend.launches.clear()
+            result = engine.submit([number, 5], max_tokens=20).result(60)
+            assert list(result.token_ids) == reference([number, 5], SamplingParams(max_tokens=20), 0, 256)
+            ahead.append(sum(bool(launch.step.from_device.any()) for launch in backend.launches))
+            assert not any(launch.step.from_device.any() for launch in backend.launches if launch.step.prime)
+    assert ahead[0] == 0
+    assert ahead[-1] > 10
+
+
 def test_every_chunk_primes_the_drafter_with_the_next_prompt_token_and_only_the_last_one_drafts() -> None:
     """D7; and D6: a prompt of exactly 1 + k tokens is prefill."""
     for tokens in (4, 16, 17, 64, 65, 130):
