@@ -26,8 +26,8 @@ from edgert.tempo import Targets
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulate.md"
 BEGIN, END = "<!-- made by benchmarks/simulated.py -->", "<!-- end -->"
-REQUESTS, SEED = 1000, 1
-LOADS = (0.4, 0.7, 1.0)
+REQUESTS, SEED = 2000, 1
+LOADS = (0.4, 0.8)
 
 SMOLLM2 = ModelShape(
     layers=30, hidden_size=576, heads=9, kv_heads=3, head_dim=64, intermediate_size=1536, vocabulary_size=49_152,

@@ -21,8 +21,9 @@ PRESSED_FROM, PRESSED_UNTIL = 1.0, 0.5
 # A smaller chunk may put the next prompt's first token off by this share; for that the gap shrinks.
 FINER = 0.01
 # A chunk is made smaller for the gap's sake while it prefills at this share of the largest one's speed or more, and
-# first tokens are on time all the same; those that are late are put off no further.
+# first tokens are on time all the same; those that are late are put off by this share at most, against fixed chunks.
 LEAST_SPEED = 0.5
+PUT_OFF = 0.2
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _bearable(rules: Rules, load: Load, rows: int, chunk_ms: float, step_ms: flo
     if ttft_ms is None or _first_token_ms(rules, load, rows, low) <= ttft_ms:
         return True
     as_fixed = _read_ms(rules, load, largest, rules.ratio.base, step_ms)
-    return _read_ms(rules, load, rows, low, step_ms) <= as_fixed
+    return _read_ms(rules, load, rows, low, step_ms) <= (1 + PUT_OFF) * as_fixed
 
 
 def _drafts_within(rules: Rules, load: Load, rows: int, most: int) -> int:
