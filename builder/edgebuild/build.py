@@ -87,7 +87,7 @@ def build(
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
-        refuse_backend(profile.backend, config)
+        refuse_backend(profile.backend, config, profile.limits.max_chunk)
         refuse_other_hashes(config, checkpoint)
         left_out = match_tensors(config.expected_tensors(), checkpoint, ignored_prefixes=("mtp.",))
         drafter = _find_drafter(profile, config, checkpoint)

@@ -72,7 +72,7 @@ def test_drafts_equal_the_reference_module(toy: Toy, answers: dict[tuple[int, ..
 
     prompt = prompt_of(45)
     with make_engine(toy, 4, forge=watch) as engine:
-        engine.submit(list(prompt), max_tokens=3, ignore_eos=True).result()
+        engine.submit(list(prompt), max_tokens=12, ignore_eos=True).result()
     assert seen[-1] == reference.drafts([*prompt, answers[prompt][0]], 4, TOKENS)
 
 

@@ -55,7 +55,7 @@ def plan(
     said: list[str] = []
     profile, tuned = with_tuning(profile, model_name(checkpoint), tuning, no_tuning, said.append)
     config = model_config(checkpoint)
-    refuse_backend(profile.backend, config)
+    refuse_backend(profile.backend, config, profile.limits.max_chunk)
     histogram = read_traffic(given(traffic, profile, "traffic"))
     drafter = planned_drafter(profile, config)
     made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, drafter, tuned)

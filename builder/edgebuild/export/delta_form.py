@@ -18,7 +18,7 @@ import onnx_ir
 from onnxscript.onnx_opset import opset24 as op
 
 from edgebuild.export.loop_body import LoopBody, loop
-from edgebuild.models.ops import DELTA_BLOCK
+from edgebuild.models.hybrid_config import DELTA_BLOCK
 
 _MASKED = -1e30
 

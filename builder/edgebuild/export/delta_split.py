@@ -23,11 +23,10 @@ import onnx_ir
 from onnxscript.onnx_opset import opset24 as op
 
 from edgebuild.export.delta_form import block_inverse, delta_levels
-from edgebuild.models.ops import DELTA_BLOCK
+from edgebuild.models.hybrid_config import DELTA_BLOCK
+from edgebuild.models.hybrid_config import SPLIT_LEVELS as LEVELS
 
-TAIL = 8  # rows: more than any decode cell has
-LEVELS = 5
-MAX_ROWS = TAIL + DELTA_BLOCK * 2**LEVELS
+TAIL = 8  # rows; a decode cell of more takes a block
 _MASKED = -1e30
 
 
@@ -55,7 +54,10 @@ class _Cut:
 def gated_delta_split(
     query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any, positions: Any
 ) -> tuple[Any, Any]:
-    """See ops.gated_delta; at most `MAX_ROWS` rows. Inside: [.., Hk, r, rows, D], value heads below their key head."""
+    """See ops.gated_delta; at most `MAX_CAPTURED_ROWS` rows.
+
+    Inside, tensors are [.., Hk, r, rows, D]: value heads below their key head.
+    """
     key_heads, key_dim = key.shape[1], key.shape[3]
     value_heads, value_dim = value.shape[1], value.shape[3]
     repeat = value_heads // key_heads

@@ -12,6 +12,9 @@ from typing import Any
 from edgebuild.errors import CheckpointError
 
 ATTENTION, DELTA_NET = "full_attention", "linear_attention"
+DELTA_BLOCK = 64  # rows of the delta rule that are solved together
+SPLIT_LEVELS = 5  # of doubling, in the form without a loop: that many blocks in one launch, as a power of two
+MAX_CAPTURED_ROWS = DELTA_BLOCK << SPLIT_LEVELS
 _DEFAULT_INTERVAL = 4  # every fourth layer is full attention where the config does not say
 
 

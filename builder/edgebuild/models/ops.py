@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DELTA_BLOCK = 64  # rows of the delta rule that are solved together
+from edgebuild.models.hybrid_config import DELTA_BLOCK
+
 _MASKED = -1e30  # below any score; finite, so that a fully masked row stays finite
 
 
