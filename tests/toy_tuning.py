@@ -49,12 +49,14 @@ class FakeDevice:
 
     drifts   (settings) → True where latency grows by a fifth over a soak
     fails    (settings) → the reason why a trial fails, or None
+    hot      (settings) → True where the hardware throttles meanwhile
     """
 
     speed: Speed = plain_speed
     noise: tuple[float, ...] = (0.0, 0.004, -0.004)
     drifts: Callable[[Mapping[str, Any]], bool] = lambda _: False
     fails: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+    hot: Callable[[Mapping[str, Any]], bool] = lambda _: False
     ends_after: int | None = None
     now_s: float = 0.0
     jobs: list[Mapping[str, Any]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class FakeDevice:
             "device": None,
             "warnings": [],
             "fallbacks": [],
+            "throttle_events": {"hw_thermal_slowdown": 2} if self.hot(overrides) else {},
         }
         if job["soak_s"] is not None:
             result |= {"figures": [], "by_task": [], "soak": self._soak(job)}

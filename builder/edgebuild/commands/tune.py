@@ -17,7 +17,7 @@ import click
     required=True,
     help='Your prompts (JSON lines: {"prompt": ..., "max_tokens": ..., "task": ...}), or a trace or histogram.',
 )
-@click.option("--profile", "profile_name", help="Device profile: acceptance threshold and drift limit come from it.")
+@click.option("--profile", "profile_name", help="Device profile: acceptance threshold, drift limit and slo.")
 @click.option(
     "--requests", type=click.IntRange(min=1, max=100_000), help="Of the file.  [default: own prompts all, 16]"
 )
@@ -85,8 +85,12 @@ def tune(
     book = logbook or path.parent / f"{path.name}.tuning.jsonl"
     config = output or path.parent / f"{path.name}.{CONFIG_NAME}"
     stages.title("edgebuild tune", f"{artifact} → {book}")
+    profile = load_profile(profile_name) if profile_name else None
+    if profile is not None:
+        slo_ttft_ms = profile.slo.ttft_ms if slo_ttft_ms is None else slo_ttft_ms
+        slo_tpot_ms = profile.slo.tpot_ms if slo_tpot_ms is None else slo_tpot_ms
     ask = session.Ask(traffic, requests, concurrency, repeats, seed, soak_minutes, slo_ttft_ms, slo_tpot_ms)
-    setup = session.prepare(path, ask, load_profile(profile_name) if profile_name else None, stages)
+    setup = session.prepare(path, ask, profile, stages)
     try:
         result, trials = session.tune(
             setup,

@@ -15,6 +15,7 @@ from edgebuild.tune.records import Figures, TaskAcceptance
 from edgebuild.tune.winner import middle, spread
 
 TOKENS_PER_MS = "tokens_per_ms"
+THROTTLED = "the hardware throttled: "
 
 
 def samples_of(result: Mapping[str, Any]) -> dict[str, tuple[float | None, ...]]:
@@ -32,7 +33,7 @@ def found_in(result: Mapping[str, Any], requests: Sequence[BenchRequest], *, cur
         "acceptance": _acceptance(result, curve=curve),
         "conditions_loaded": conditions(result["device"]),
         "outputs_sha256": result["outputs_sha256"],
-        "warnings": tuple([*result["warnings"], *(_fallback(each) for each in result["fallbacks"])]),
+        "warnings": tuple(_warnings(result)),
     }
     if result["figures"]:
         fields["figures"] = Figures(**{figure.key: middle(samples, figure.key) for figure in FIGURES})
@@ -47,8 +48,13 @@ def found_in(result: Mapping[str, Any], requests: Sequence[BenchRequest], *, cur
     return fields
 
 
-def _fallback(each: Mapping[str, Any]) -> str:
-    return f"not captured: {each['cell']}: {each['reason']}"[:500]
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    """The engine's own, cells that were not captured, and clocks that were held down."""
+    found = [str(each) for each in result["warnings"]]
+    found += [f"not captured: {each['cell']}: {each['reason']}"[:500] for each in result["fallbacks"]]
+    if result["throttle_events"]:
+        found.append(THROTTLED + ", ".join(f"{name} ({n} x)" for name, n in sorted(result["throttle_events"].items())))
+    return found
 
 
 def _acceptance(result: Mapping[str, Any], *, curve: bool) -> dict[str, TaskAcceptance]:

@@ -24,7 +24,7 @@ from edgebuild.tune.candidates import Settings
 from edgebuild.tune.curve import make_curve, make_vocabulary
 from edgebuild.tune.drift import drift_of, verdict_of
 from edgebuild.tune.logbook import Line
-from edgebuild.tune.outcome import found_in, samples_of
+from edgebuild.tune.outcome import THROTTLED, found_in, samples_of
 from edgebuild.tune.records import (
     FORMAT_VERSION,
     ArtifactId,
@@ -136,6 +136,10 @@ class Tuner:
         digests = {trial.outputs_sha256 for trial in self.trials if trial.step != "draft_curve" and trial.figures}
         if len(digests) > 1:
             notes.append("output ids differ between trials: expected in half precision, not in float32")
+        hot = [trial for trial in self.trials if any(text.startswith(THROTTLED) for text in trial.warnings)]
+        if hot:
+            numbers = ", ".join(str(trial.number) for trial in hot)
+            notes.append(f"the hardware throttled in trials {numbers}: their figures are of a hot device")
         return notes
 
     # --- steps ---

@@ -243,6 +243,13 @@ def test_the_curve_names_the_length_with_most_tokens_per_ms(setup: Setup, book: 
     assert [option.measured for option in vocabulary.options] == [False, True]
 
 
+def test_a_trial_on_a_throttling_device_says_so(setup: Setup, book: Path) -> None:
+    result, trials = run(setup, book, FakeDevice(hot=lambda overrides: overrides["kv_tiers"] == [256]))
+    tiers = next(trial for trial in trials if trial.step == "kv_tiers")
+    assert tiers.warnings == ("the hardware throttled: hw_thermal_slowdown (2 x)",)
+    assert f"the hardware throttled in trials {tiers.number}: their figures are of a hot device" in result.notes
+
+
 def test_every_line_names_what_it_was_measured_on(setup: Setup, book: Path) -> None:
     run(setup, book, FakeDevice())
     for line in map(json.loads, book.read_text().splitlines()):
