@@ -180,7 +180,7 @@ def engine_scratch_bytes(
     three passes over the logits.
 
     Heads of 128 and wider keep the scores in float32 and in the model's precision, narrower ones once (export/forms.py
-    chooses by width). Measured on an H200: 9 chunk cells of SmolLM2 and 0.6B, 30 to 863 MB, within 4 %.
+    chooses by width). Measured on an H200: 11 chunk cells of SmolLM2 and 0.6B, 30 to 1,713 MB, within 4 %.
     """
     wide = model.head_dim >= WIDE_HEAD
     scores = rows * kv_tier * (model.heads * (4 + (element if wide else 0)) + 2)
