@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgert.tempo import Rules
@@ -29,10 +30,8 @@ class Headroom:
 
 
 def slots_within(rules: Rules, slots: int, fraction: float, length: int = 0) -> Headroom:
-    """The most sequences whose decode throughput leaves `fraction` of what all slots reach; half of the slots at least.
+    """The sequences that `admitted` lets run, by the costs of the decode cells.
 
-    Half: where a batch hardly gains anything, few sequences reach almost all of the throughput, and taking more slots
-    away would only make requests wait.
     length: positions of a sequence, for the tier; 0 = the smallest. Without costs every slot is admitted.
     """
     rates = []
@@ -41,7 +40,18 @@ def slots_within(rules: Rules, slots: int, fraction: float, length: int = 0) -> 
         if step_ms is None:
             return Headroom(slots, slots)
         rates.append(min(streams, rules.batches[-1]) / step_ms * 1e3)
-    most = max(rates)
-    fitting = [streams for streams, rate in enumerate(rates, 1) if rate <= (1 - fraction) * most]
-    chosen = slots if fraction == 0 else max(fitting[-1] if fitting else 1, (slots + 1) // 2)
+    chosen = admitted(rates, fraction)
     return Headroom(chosen, slots, rates[chosen - 1], rates[-1])
+
+
+def admitted(rates: Sequence[float], fraction: float) -> int:
+    """The most sequences whose throughput leaves `fraction` of the best free; half of the slots at least.
+
+    rates: throughput of 1, 2, ... sequences, in any unit. Half: where a batch hardly gains anything, few sequences
+    reach almost all of the throughput, and taking more slots away would only make requests wait.
+    """
+    slots = len(rates)
+    if fraction == 0:
+        return slots
+    fitting = [streams for streams, rate in enumerate(rates, 1) if rate <= (1 - fraction) * max(rates)]
+    return max(fitting[-1] if fitting else 1, (slots + 1) // 2)

@@ -174,7 +174,7 @@ def test_a_trace_keeps_its_times_and_is_stretched_to_a_rate(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "text", "times"),
     [
-        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Log Type\n5,m,10,2,chat\n7.5,m,30,4,a\n", (0, 2.5)),
+        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Log Type\n5,m,10,2,a\n7.5,m,30,4,b\n", (0, 2.5)),
         ("moon.jsonl", '{"timestamp": 1000, "input_length": 10, "output_length": 2}\n'
          '{"timestamp": 3500, "input_length": 30, "output_length": 4, "hash_ids": []}\n', (0, 2.5)),
         ("own.jsonl", '{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 2}\n'
