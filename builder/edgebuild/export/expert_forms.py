@@ -102,7 +102,7 @@ def experts_split(x: Any, chosen: Any, weights: Any, gate_up: Any, down: Any) ->
 
 
 def gathered_rows(experts: int, used: int) -> int:
-    """Rows up to which gathering moves fewer bytes: an expert is read, written and read again, one a choice."""
+    """See MoeConfig.gathered_rows."""
     return max(1, experts // (3 * used))
 
 

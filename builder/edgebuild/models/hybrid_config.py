@@ -72,8 +72,10 @@ class DeltaNetConfig:
         }
 
     def row_elements(self) -> int:
-        """Float32 elements that one row needs at the widest point: window, mixed, keys, values, systems of a block."""
-        return 3 * self.channels + 4 * self.values + 4 * 64 * self.value_heads
+        """Float32 elements that one row needs at the widest point: window, mixed, keys, values, systems of a block, and
+        its part of the block's step matrices (three of [Dk, Dk + Dv] a head; engines: 107 MB at 512 rows of 0.8B)."""
+        steps = 3 * self.value_heads * self.key_dim * (self.key_dim + self.value_dim) // DELTA_BLOCK
+        return 3 * self.channels + 4 * self.values + 4 * DELTA_BLOCK * self.value_heads + steps
 
     def state_bytes(self, element_bytes: int) -> int:
         """One sequence's state in one layer: float32 matrices, the convolution's window in the model's precision."""
@@ -111,6 +113,16 @@ class MoeConfig:
     def chosen_elements(self, hidden_size: int) -> int:
         """Weights of the routed experts that one token passes."""
         return self.experts_per_token * 3 * self.intermediate_size * hidden_size
+
+    @property
+    def gathered_rows(self) -> int:
+        """Rows up to which gathering experts moves fewer bytes than reading all (export/expert_forms.py, "split"): a
+        gathered expert is read, written and read again, one a choice."""
+        return max(1, self.experts // (3 * self.experts_per_token))
+
+    def dense_elements(self, hidden_size: int) -> int:
+        """Activations of one row that passes every expert, at their widest."""
+        return self.experts * max(3 * self.intermediate_size, self.intermediate_size + hidden_size)
 
     @property
     def active_width(self) -> int:

@@ -32,6 +32,8 @@ class ModelShape:
     index_dim                 elements that such a layer keeps of a position beside key and value (sparse attention)
     mixer_width               float32 elements of a row in a recurrent layer at its widest; 0 for a dense model
     expert_elements           weights of the experts that one token passes; 0 without experts
+    gathered_rows             an engine's rows up to which those are copied side by side; more rows pass every expert
+    dense_elements            activations of a row that passes every expert
     recurrent_float32         recurrent state of one sequence that is float32 in every precision; 0 for a dense model
     recurrent_window          the rest of it, in the model's precision
     """
@@ -49,6 +51,8 @@ class ModelShape:
     index_dim: int = 0
     mixer_width: int = 0
     expert_elements: int = 0
+    gathered_rows: int = 0
+    dense_elements: int = 0
     recurrent_float32: int = 0
     recurrent_window: int = 0
 
@@ -69,6 +73,8 @@ class ModelShape:
             index_dim=config.index_dim,
             mixer_width=0 if config.delta is None else config.delta.row_elements(),
             expert_elements=0 if config.moe is None else config.moe.chosen_elements(config.hidden_size),
+            gathered_rows=0 if config.moe is None else config.moe.gathered_rows,
+            dense_elements=0 if config.moe is None else config.moe.dense_elements(config.hidden_size),
             recurrent_float32=config.recurrent_bytes_per_slot(0) // 4,
             recurrent_window=config.recurrent_bytes_per_slot(1) - config.recurrent_bytes_per_slot(0),
         )
@@ -200,6 +206,14 @@ def _scratch(model: ModelShape, request: MemoryRequest) -> int:
     return max(engine_scratch_bytes(model, chunk, context, 1, 1, element), decode)
 
 
+def _experts(model: ModelShape, request: MemoryRequest) -> int:
+    """Elements: weights of gathered experts side by side, or what a chunk makes of every expert."""
+    if not request.engine:
+        return EXPERT_ROWS * model.expert_elements
+    gathered = min(request.decode_rows, model.gathered_rows) * model.expert_elements
+    return max(gathered, request.largest_chunk * model.dense_elements)
+
+
 def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
     """The ledger of a plan. Never raises: `fit_or_refuse` decides."""
     element = ELEMENT_BYTES[request.precision]
@@ -229,12 +243,12 @@ def draw_up(model: ModelShape, request: MemoryRequest) -> Ledger:
         ),
         LedgerLine(
             "scratch",
-            _scratch(model, request) + 2 * recurrent + EXPERT_ROWS * model.expert_elements * element,
+            _scratch(model, request) + 2 * recurrent + _experts(model, request) * element,
             f"{'an engine' if request.engine else 'float32 activations'}: the larger of a {request.largest_chunk}-row "
             f"chunk and {request.decode_rows} decode rows, attending {request.context_tokens:,} tokens with "
             f"{model.heads} heads"
             f"{', and the recurrent state after the forced and after the accepted rows' if recurrent else ''}"
-            f"{f', and the experts of {EXPERT_ROWS} rows side by side' if model.expert_elements else ''}",
+            f"{f', and {_experts(model, request):,} x {element} B of experts' if model.expert_elements else ''}",
         ),
         LedgerLine(
             "graphs",
