@@ -164,3 +164,14 @@ def test_the_file_is_found_in_the_artifact(tmp_path: Path) -> None:
 
 def test_defaults_select_every_cell() -> None:
     assert set(default_config(MANIFEST).select_cells(MANIFEST)) == set(MANIFEST.cells)
+
+
+def test_tiers_past_one_that_serves_a_lowered_context_are_left_out() -> None:
+    config = parse_config(SCHEDULER, MANIFEST, {"context_tokens": 100})
+    kept = set(config.select_cells(MANIFEST))
+    assert kept < set(MANIFEST.cells)
+    for cell in MANIFEST.cells:
+        same = [each for each in MANIFEST.cells if (each.kind, each.batch, each.query_rows)
+                == (cell.kind, cell.batch, cell.query_rows)]  # fmt: skip
+        enough = min(each.kv_tier for each in same if each.kv_tier >= 100)
+        assert (cell in kept) == (cell.kv_tier <= enough), cell
