@@ -210,10 +210,10 @@ def test_one_batch_is_learned_by_either_optimiser_from_either_start(model: Path,
         recipe = Recipe(optimiser=optimiser, start=start, learning_rate=3e-3)  # type: ignore[arg-type]
         learner = Learner(decoder, recipe, guessed_rows(decoder, range(300)), 0)
         losses = []
-        for step in range(60):
+        for step in range(30):
             learner.learn(batch, 80, 0.0, step)
             losses.append(learner.last[0])
-        assert losses[-1] < losses[0] - 0.3, (start, losses[0], losses[-1])
+        assert losses[-1] < losses[0] - 0.2, (start, losses[0], losses[-1])
 
 
 def test_steps_of_muon_are_orthogonal() -> None:
@@ -249,7 +249,7 @@ def test_the_model_ends_prompts_and_none_names_what_is_held_out(model: Path) -> 
     assert all(names_held_out(prompt.text) for prompt in built_in("held_out", 40))
     checkpoint = open_checkpoint(model)
     decoder = load_frozen(checkpoint, 512, CPU, torch.float32)
-    ended = go_on(checkpoint, decoder, begun, max_tokens=300, batch=64, seed=0)
+    ended = go_on(checkpoint, decoder, begun[:12], max_tokens=300, batch=64, seed=0)
     assert any(prompt.text.startswith(opening.text) for opening in begun for prompt in ended)
     assert len(set(ended)) == len(ended)
 
