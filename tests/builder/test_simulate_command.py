@@ -106,6 +106,19 @@ def test_a_histogram_comes_at_the_load_that_is_asked_for(artifact: Path) -> None
     assert any("CC BY 4.0" in note for note in results["0.3"]["notes"])
 
 
+def test_a_closed_loop_holds_so_many_at_any_time(artifact: Path, listed: Path) -> None:
+    result = invoke(artifact, "--traffic", listed, "--concurrency", "2", "--policy", "fixed", "--json")
+    document = json.loads(result.output)
+    assert document["traffic"]["arrivals"] == "2 at any time, seed 0"
+    run = replay(artifact, read_arrivals(listed)[0], concurrency=2, adaptive=False)
+    ends = sorted(each.last_s for each in run.outcomes)
+    starts = sorted(each.arrival.at_s for each in run.outcomes)
+    assert starts[:2] == [0.0, 0.0]
+    assert starts[2:] == pytest.approx(ends[:2])
+    alone = replay(artifact, read_arrivals(listed)[0], concurrency=1, adaptive=False)
+    assert alone.end_s >= run.end_s
+
+
 def test_costs_are_estimated_from_a_profile_and_say_so(artifact: Path, listed: Path) -> None:
     (artifact / "costs.json").unlink()
     with pytest.raises(SimulationError, match=r"no costs.json, and no profile.*--measure"):

@@ -34,6 +34,7 @@ SLO_HELP = "A request is good within it, and the policy keeps to it.  [default: 
     type=click.FloatRange(min=0, min_open=True, max=10),
     help="Rate as a share of what the device can serve.  [default: 0.7 where there are no times]",
 )
+@click.option("--concurrency", type=click.IntRange(min=1), help="So many at any time instead, as `edgert bench` does.")
 @click.option(
     "--burstiness",
     type=click.FloatRange(min=0.01, max=100),
@@ -56,6 +57,7 @@ def simulate(
     policy: str,
     rate: float | None,
     load: float | None,
+    concurrency: int | None,
     burstiness: float | None,
     requests: int | None,
     seed: int,
@@ -82,8 +84,8 @@ def simulate(
     from edgebuild.simulate.study import Ask, study
     from edgebuild.simulate.summary import Slo
 
-    if rate is not None and load is not None:
-        raise SimulationError("--rate and --load both say how many requests come", hint="give one of them")
+    if sum(value is not None for value in (rate, load, concurrency)) > 1:
+        raise SimulationError("--rate, --load and --concurrency each say how requests come", hint="give one of them")
     if measure and (costs_file or profile_name):
         raise SimulationError("--measure, --costs and --profile each say where costs come from", hint="give one")
     subject = read_subject(artifact)
@@ -103,6 +105,7 @@ def simulate(
         policies=("fixed", "adaptive") if policy == "both" else (policy,),
         rate=rate,
         load=load,
+        concurrency=concurrency,
         burstiness=burstiness,
         requests=requests,
         seed=seed,

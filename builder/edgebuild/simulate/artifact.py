@@ -144,9 +144,12 @@ def setting_of(
 
 def replay(
     directory: Path, arrivals: Sequence[Arrival], *, costs: StepCosts | None = None, adaptive: bool | None = None,
-    seed: int = 0, overrides: Mapping[str, Any] | None = None,
+    concurrency: int | None = None, seed: int = 0, overrides: Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
-    """The artifact under these requests: what a measurement of the same requests is compared with."""
+    """The artifact under these requests: what a measurement of the same requests is compared with.
+
+    concurrency: in a closed loop, as `edgert bench` measures; None: at their own times
+    """
     subject = read_subject(directory, overrides)
     used = costs or find_costs(subject)
-    return simulate(setting_of(subject, used, adaptive=adaptive), arrivals, seed=seed)
+    return simulate(setting_of(subject, used, adaptive=adaptive), arrivals, concurrency=concurrency, seed=seed)

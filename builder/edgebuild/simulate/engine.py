@@ -63,21 +63,32 @@ def simulate(
     setting: Setting,
     arrivals: Sequence[Arrival],
     *,
+    concurrency: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     bulk: bool = True,
 ) -> Run:
     """Serve every arrival. Raises ConfigError when a cell has no cost.
 
-    progress  called with (requests finished, requests)
+    concurrency  so many requests at any time, in the order given, each when one before it ends, as `edgert bench` does;
+                 the arrivals' times are not looked at. None: requests come when they come
+    progress     called with (requests finished, requests)
     """
     require_costs(setting.costs, [cell for cell in setting.limits.cells if cell.batch <= setting.limits.slots])
-    return _Loop(setting, arrivals, seed, progress, bulk).run()
+    if concurrency is not None:
+        arrivals = [replace(each, at_s=0.0) for each in arrivals]
+    return _Loop(setting, arrivals, seed, progress, bulk, concurrency).run()
 
 
 class _Loop:
     def __init__(
-        self, setting: Setting, arrivals: Sequence[Arrival], seed: int, progress: Progress | None, bulk: bool
+        self,
+        setting: Setting,
+        arrivals: Sequence[Arrival],
+        seed: int,
+        progress: Progress | None,
+        bulk: bool,
+        concurrency: int | None,
     ) -> None:
         self.setting = setting
         self.limits = setting.limits
@@ -85,6 +96,7 @@ class _Loop:
         self.arrivals = sorted(arrivals, key=lambda each: each.at_s)
         self.progress = progress
         self.bulk = bulk
+        self.concurrency = concurrency
         self.random = random.Random(seed)
         self.drafts = DraftBook(draft_control(setting))
         self.drafting = self.drafts.control.length > 0
@@ -142,11 +154,20 @@ class _Loop:
             nothing = False
 
     def arrive(self) -> None:
-        while self.next < len(self.arrivals) and self.arrivals[self.next].at_s <= self.now_s:
+        while self.next < len(self.arrivals) and self.due():
             arrival = self.arrivals[self.next]
+            if self.concurrency is not None:
+                arrival = replace(arrival, at_s=self.now_s)
+                self.outcomes[self.next].arrival = arrival
             self.waiting.append((self.next, arrival))
             self.waiting_tokens += self.fitted(arrival)[0]
             self.next += 1
+
+    def due(self) -> bool:
+        """Whether the next request has come."""
+        if self.concurrency is not None:
+            return self.next - self.finished < self.concurrency
+        return self.arrivals[self.next].at_s <= self.now_s
 
     def fitted(self, arrival: Arrival) -> tuple[int, int]:
         """Prompt and output tokens within the context."""
@@ -342,7 +363,8 @@ class _Loop:
 
     def _tight(self, cell: Cell, turns: int, longest: int, decoding: Sequence[Decoding]) -> tuple[int, int]:
         """Launch and collect one step a turn until somebody arrives. Returns the launched and the collected."""
-        next_s = self.arrivals[self.next].at_s if self.next < len(self.arrivals) else math.inf
+        open_ = self.concurrency is None and self.next < len(self.arrivals)
+        next_s = self.arrivals[self.next].at_s if open_ else math.inf  # in a closed loop nobody comes before one ends
         outcomes = [self.outcomes[state.request.id] for state in decoding]
         rows = {state.slot: state.request.id for state in decoding}
         no_drafts = dict.fromkeys(rows, (0, 0))

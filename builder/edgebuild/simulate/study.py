@@ -44,12 +44,16 @@ HIGHER_IS_BETTER = {"goodput_per_s", "good_share", "output_tokens_per_s", "total
 
 @dataclass(frozen=True)
 class Ask:
-    """As the command line has it. rate, load: None = the trace's times, or DEFAULT_LOAD where it has none."""
+    """As the command line has it. rate, load: None = the trace's times, or DEFAULT_LOAD where it has none.
+
+    concurrency: a closed loop instead, so many requests at any time
+    """
 
     traffic: Path
     policies: tuple[str, ...] = ("fixed", "adaptive")
     rate: float | None = None
     load: float | None = None
+    concurrency: int | None = None
     burstiness: float | None = None
     requests: int | None = None
     seed: int = 0
@@ -129,7 +133,10 @@ def study(subject: Subject, costs: StepCosts, ask: Ask, progress: Progress | Non
         for policy in ask.policies
     }
     arrivals, pattern = arrivals_of(ask, next(iter(settings.values())), progress)
-    runs = {name: simulate(each, arrivals, seed=ask.seed, progress=progress) for name, each in settings.items()}
+    runs = {
+        name: simulate(each, arrivals, concurrency=ask.concurrency, seed=ask.seed, progress=progress)
+        for name, each in settings.items()
+    }
     made = {name: figures(run, ask.slo) for name, run in runs.items()}
     fraction = subject.config.throughput_headroom_fraction
     headroom = slots_within(next(iter(settings.values())).limits.rules, subject.config.slots, fraction)
@@ -150,6 +157,9 @@ def study(subject: Subject, costs: StepCosts, ask: Ask, progress: Progress | Non
 
 def arrivals_of(ask: Ask, setting: Setting, progress: Progress | None = None) -> tuple[list[Arrival], Pattern]:
     """The requests, at the rate that is asked for."""
+    if ask.concurrency is not None:
+        arrivals, pattern = read_arrivals(ask.traffic, requests=ask.requests, rate=1.0, seed=ask.seed)
+        return arrivals, replace(pattern, how=f"{ask.concurrency} at any time, seed {ask.seed}", rate=0.0)
     rate = ask.rate
     timed = has_times(ask.traffic)
     if ask.load is not None or (rate is None and not timed):
