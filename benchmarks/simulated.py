@@ -135,9 +135,10 @@ def tables(devices: Sequence[Device] = DEVICES, requests: int = REQUESTS) -> str
 
 
 def main() -> None:
+    made = tables()
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables()}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
