@@ -114,10 +114,10 @@ def choose_measured(points: Sequence[Measured], threshold: float = ACCEPTANCE_TH
                 f"acceptance >= {threshold:g}" if preferred else f"no length keeps acceptance >= {threshold:g} and pays"
             )
             return best.length, (
-                f"{median(best.tokens_per_ms):.3f} tokens/ms against {median(plain.tokens_per_ms):.3f} without drafts "
+                f"{median(best.tokens_per_ms):.3g} tokens/ms against {median(plain.tokens_per_ms):.3g} without drafts "
                 f"({what})"
             )
-    return 0, f"no draft length beats {median(plain.tokens_per_ms):.3f} tokens/ms beyond the spread"
+    return 0, f"no draft length beats {median(plain.tokens_per_ms):.3g} tokens/ms beyond the spread"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _draft(asked: int, tuned: Tuned) -> DraftChoice | None:
     reason = tuned.pick_reason
     if point is None:
         point = max(known, key=lambda each: (each.tokens_per_ms, -each.length))
-        reason = f"{point.tokens_per_ms:.3f} tokens/ms is the best of k = 0..{asked}, which the profile allows"
+        reason = f"{point.tokens_per_ms:.3g} tokens/ms is the best of k = 0..{asked}, which the profile allows"
     return DraftChoice(
         point.length,
         expected_tokens(tuned.acceptance, point.length),

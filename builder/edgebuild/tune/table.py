@@ -60,12 +60,12 @@ def curve_table(result: Result) -> Any:
     table = _table("Draft curve, one request at a time", titles, 0)
     for point in result.curve.points:
         by_task = [point.by_task.get(task) for task in tasks]
-        cells = ["-" if e is None or e.tokens_per_ms is None else f"{e.tokens_per_ms:.3f}" for e in by_task]
+        cells = ["-" if e is None or e.tokens_per_ms is None else f"{e.tokens_per_ms:#.3g}" for e in by_task]
         table.add_row(
             str(point.draft_length),
             f"{point.step_ms:.2f}",
             f"{point.mean_accepted_length:.2f}",
-            f"{point.tokens_per_ms:.3f} ± {point.spread / 2:.3f}",
+            f"{point.tokens_per_ms:#.3g} ± {point.spread / 2:.2g}",
             *cells,
             style="green" if point.draft_length == result.curve.pick else "",
         )
@@ -82,7 +82,7 @@ def vocabulary_table(result: Result) -> Any:
             f"{option.tokens:,}",
             f"{option.coverage:.1%}",
             str(option.draft_length),
-            f"{option.tokens_per_ms:.3f}",
+            f"{option.tokens_per_ms:#.3g}",
             "measured" if option.measured else "told from the measured one",
             style="green" if option.tokens == result.draft_vocabulary.pick else "",
         )

@@ -91,7 +91,7 @@ def propose(
     )
     chosen = next(option for option in options if option.tokens == best.tokens)
     reason = (
-        f"{chosen.tokens_per_ms:.3f} tokens/ms expected at {chosen.draft_length} drafts, "
+        f"{chosen.tokens_per_ms:.3g} tokens/ms expected at {chosen.draft_length} drafts, "
         f"{chosen.coverage:.1%} of unseen text covered"
     )
     if not chosen.measured:
