@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from command_line import Ran, run, write_profile
 from edgebuild.commands.artifact import GOLDEN_NOT_RUN
@@ -18,7 +19,9 @@ from edgert.backends import trt_module
 from edgert.cuda import DeviceInfo
 from edgert.engine import Engine
 from edgert.errors import ArtifactError
+from edgert.golden import load_golden
 from edgert.manifest import load_manifest
+from toy_mtp import random_mtp, write_sidecar
 
 needs_rtx = pytest.mark.skipif(
     not sdk_available("tensorrt-rtx"), reason="the rtx extra (tensorrt-rtx) is not installed"
@@ -29,8 +32,34 @@ without_classic = pytest.mark.skipif(sdk_available("tensorrt"), reason="classic 
 
 @pytest.fixture(scope="session")
 def toy_rtx(workshop: Path, toy_llama: Path) -> Path:
-    lines = ['device: {aot_targets: ["8.9"]}', f"model: {toy_llama}", "traffic: trace.csv"]
-    return write_profile(workshop, "toy-rtx", "rtx", *lines)
+    """With a random head that drafts two of the 120 tokens it knows."""
+    order = torch.arange(299, -1, -1, dtype=torch.int32)
+    write_sidecar(workshop / "toy-rtx.mtp.safetensors", random_mtp(toy_llama), draft_tokens=order)
+    return write_profile(
+        workshop,
+        "toy-rtx",
+        "rtx",
+        'device: {aot_targets: ["8.9"]}',
+        f"model: {toy_llama}",
+        "traffic: trace.csv",
+        "drafter: toy-rtx.mtp.safetensors",
+        "mechanisms: {enable_mtp: true}",
+        "draft: {length: 2, vocabulary: 120}",
+    )
+
+
+def check_both_plans(artifact: Path) -> None:
+    """Decoder and drafter as engines, nothing left of their ONNX files, golden drafts of the reference."""
+    names = {path.name for path in artifact.iterdir()}
+    assert {"decoder.plan", "mtp.plan"} <= names
+    assert not names & {"decoder.onnx", "decoder.weights", "mtp.onnx", "mtp.weights"}
+    for name in ("decoder.plan", "mtp.plan"):
+        assert (artifact / name).read_bytes()[1:4] == b"trt"
+    manifest = load_manifest(artifact)
+    assert (manifest.draft_length, manifest.draft_vocabulary) == (2, 120)
+    assert {"decoder.plan", "mtp.plan"} <= {entry.path for entry in manifest.files}
+    for case in load_golden(artifact, manifest.model).cases:
+        assert all(step.drafts is not None and len(step.drafts.tokens) == 2 for step in case.steps[:-1])
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +88,8 @@ def test_an_rtx_engine_with_several_profiles_is_built_on_this_machine(rtx_build:
     assert manifest.backend.precision == "float16"
     assert len(manifest.cells) >= 4
     assert f"{len(manifest.cells)} optimization profiles" in ran.err
-    names = {path.name for path in artifact.iterdir()}
-    assert "decoder.plan" in names
-    assert not names & {"decoder.onnx", "decoder.weights"}
-    assert (artifact / "decoder.plan").read_bytes()[1:4] == b"trt"
+    assert "engine of the drafter" in ran.err
+    check_both_plans(artifact)
 
 
 @needs_rtx
@@ -202,8 +229,7 @@ def test_resume_finishes_a_build_that_stopped_after_onnx(
     assert (result["state"], result["next_step"]) == ("complete", None)
     manifest = load_manifest(artifact)
     assert manifest.state == "complete"
-    assert "decoder.plan" in {entry.path for entry in manifest.files}
-    assert not (artifact / "decoder.onnx").exists()
+    check_both_plans(artifact)
     assert [path.name for path in tmp_path.iterdir()] == ["halved"]
     verified = run(["edgebuild", "verify", artifact])
     assert verified.code in (0, GOLDEN_NOT_RUN), verified.err

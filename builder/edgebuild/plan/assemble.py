@@ -5,9 +5,12 @@ context -> chunk sizes -> tiers -> draft length -> cells -> ledger. Pure: the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from edgert.cells import Cell
+from edgert.graphs import graph_keys
 
 from edgebuild.errors import DoesNotFit
 from edgebuild.plan.buckets import Padding, choose_chunks, padding_of, powers_of_two, uniform_steps
@@ -76,7 +79,10 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
     chunk = choice.chunks.sizes[-1]
     ledger = fit_or_refuse(
         model,
-        _request(limits, context, chunk, len(choice.cells), kept_batches[-1] * rows[-1]),
+        replace(
+            _request(limits, context, chunk, len(choice.cells), kept_batches[-1] * rows[-1]),
+            draft_graphs=_draft_graphs(limits, draft, [item.cell for item in choice.cells]),
+        ),
         limits.device,
     )
     if ledger.headroom_bytes < limits.headroom_fraction * ledger.planned_bytes:
@@ -126,6 +132,13 @@ def _decode_rows(limits: Limits, draft: DraftChoice) -> tuple[int, ...]:
     (0.6B, H200). An engine pads one row to `min_decode_rows` by itself."""
     widest = max(1 + draft.length, limits.min_decode_rows)
     return (1, widest) if draft.length else (widest,)
+
+
+def _draft_graphs(limits: Limits, draft: DraftChoice, cells: Sequence[Cell]) -> int:
+    """Graphs that a backend which captures steps has because of drafts."""
+    if limits.backend == "onnxruntime" or not limits.enable_cuda_graph:
+        return 0
+    return len(graph_keys(cells, limits.slots, draft.length)) - len(graph_keys(cells, limits.slots))
 
 
 def _request(limits: Limits, context: int, chunk: int, cells: int, decode_rows: int) -> MemoryRequest:
