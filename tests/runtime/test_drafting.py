@@ -291,7 +291,7 @@ def test_acceptance_is_told_with_the_answer_by_chat_and_by_bench() -> None:
     report = bench.summarise(done, 1.0, requests, concurrency=1, traffic="made up", seed=0)
     assert report["drafts"]["acceptance"] == 1.0
     assert set(report["drafts"]["by_task"]) == {"", "json"}
-    assert "drafts  100% accepted" in bench.render(report)
+    assert "100 %" in bench.render(report)
     with Engine(make_runtime) as engine:
         plain = engine.submit([3, 1], max_tokens=9).result(60)
     assert (plain.usage.acceptance, plain.usage.mean_accepted_length) == (None, None)
