@@ -13,7 +13,7 @@ from edgebuild.simulate.records import Run
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLUMNS = 60
-COLOURS = {"fixed": "#b45309", "adaptive": "#0f766e"}
+COLOURS = {"fixed": "#d97706", "adaptive": "#0d9488"}  # both readable on white and on black
 WIDTH, HEIGHT, LEFT, BOTTOM = 900, 260, 64, 34
 
 
@@ -68,7 +68,9 @@ def page(title: str, runs: Mapping[str, Run], rows: Sequence[Sequence[str]], not
         f"<title>{html.escape(title)}</title><style>"
         ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
         "padding:0 1rem}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:.25rem .75rem;"
-        "text-align:right;border-bottom:1px solid #8884}th[scope]{text-align:left;font-weight:normal}"
+        "text-align:right;border-bottom:1px solid #8884}h1{font-size:1.4rem}h2{font-size:1.1rem}"
+        "@media(max-width:30rem){table{font-size:.85rem}th,td{padding:.25rem .3rem}}"
+        "th[scope]{text-align:left;font-weight:normal}"
         "svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:currentColor}"
         f"</style></head><body><h1>{html.escape(title)}</h1><table>{table}</table><p>{legend}</p>{charts}{lines}"
         "</body></html>\n"
@@ -110,10 +112,11 @@ def _chart(title: str, unit: str, series: Series, *, dots: bool) -> str:
     for step in range(5):
         x, y = place(x_top * step / 4, y_top * step / 4)
         label = f"{y_top * step / 4:.3g} s" if dots else f"{25 * step} %"
+        anchor = "end" if step == 4 else "middle"
         drawn.append(
             f"<line x1='{LEFT}' x2='{WIDTH - 12}' y1='{y:.1f}' y2='{y:.1f}' stroke='#8884'/>"
             f"<text x='{LEFT - 6}' y='{y + 4:.1f}' text-anchor='end'>{label}</text>"
-            f"<text x='{x:.1f}' y='{HEIGHT - 12}' text-anchor='middle'>{x_top * step / 4:,.0f}</text>"
+            f"<text x='{x:.1f}' y='{HEIGHT - 12}' text-anchor='{anchor}'>{x_top * step / 4:,.0f}</text>"
         )
     for name, points in series:
         spots = [place(x, y) for x, y in points]
