@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgert.costs import COSTS_NAME
 from edgert.errors import ArtifactError
 from edgert.integrity import sha256_file
 from edgert.manifest import MANIFEST_NAME, FileEntry, Manifest, load_manifest, parse_manifest
@@ -181,7 +182,10 @@ class ArtifactWriter:
 
 
 def check_replaceable(target: Path) -> None:
-    """The target is free, empty, or an artifact with nothing but its own files. Raises OutputError."""
+    """The target is free, empty, or an artifact with nothing but its own files (and measured costs, which end with it).
+
+    Raises OutputError.
+    """
     if not target.exists():
         return
     if not target.is_dir():
@@ -194,7 +198,7 @@ def check_replaceable(target: Path) -> None:
         manifest = load_manifest(target)
     except ArtifactError as error:
         raise OutputError(f"{target}: exists and is not a readable artifact: {error.args[0]}", hint=choose) from None
-    foreign = sorted(names - {entry.path for entry in manifest.files} - {MANIFEST_NAME})
+    foreign = sorted(names - {entry.path for entry in manifest.files} - {MANIFEST_NAME, COSTS_NAME})
     if foreign:
         raise OutputError(f"{target}: holds {foreign[0]!r}, which is not part of the artifact there", hint=choose)
 

@@ -117,6 +117,13 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert (target / "notes.txt").exists()
 
 
+def test_costs_measured_on_the_device_do_not_stand_in_the_way_of_the_next_build(tmp_path: Path) -> None:
+    target = make_artifact(tmp_path / "toy")
+    (target / "costs.json").write_text("{}")
+    make_artifact(target)
+    assert not (target / "costs.json").exists()
+
+
 def test_an_empty_directory_is_a_free_place(tmp_path: Path) -> None:
     (tmp_path / "toy").mkdir()
     load_manifest(make_artifact(tmp_path / "toy"))
