@@ -1,4 +1,5 @@
-"""A hybrid checkpoint through the whole build and the runtime: Transformers' tokens, requests interleaved."""
+"""A hybrid checkpoint with its own MTP module through the whole build and the runtime, drafts on: Transformers' tokens,
+requests interleaved."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from edgebuild.profile import load_profile
 from edgebuild.progress import Stages
 from edgebuild.traffic import read_traffic
 from edgert import Engine
+from hybrid_mtp import add_to_checkpoint, random_mtp
 
 TOKENS = 300
 MAKERS = {
@@ -31,14 +33,17 @@ backend: onnxruntime
 precision: float32
 device: {memory_bytes: 8 GB, unified_memory: true, bandwidth_gb_per_s: 25.6, compute_capability: null}
 limits: {slots: 4, context_tokens: 256, min_chunk: 16, max_chunk: 32, graph_memory_bytes: 0}
-mechanisms: {enable_cuda_graph: false}
+mechanisms: {enable_cuda_graph: false, enable_mtp: true}
+draft: {length: 2}
 """
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     make, options = MAKERS[request.param]
-    return make(tmp_path_factory.mktemp("checkpoint") / request.param, **options)
+    made: Path = make(tmp_path_factory.mktemp("checkpoint") / request.param, **options)
+    add_to_checkpoint(made, random_mtp(made))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +58,7 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )  # fmt: skip
     assert built.golden is not None
     assert built.golden.worst_error < 1e-4
+    assert built.golden.drafts > 0
     return built.path
 
 
