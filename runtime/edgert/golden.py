@@ -25,7 +25,7 @@ MAX_GOLDEN_BYTES = 64 << 20
 FORMAT_VERSION = 1
 # A drafter adds a layer of its own to the model's rows, and each draft takes the rows of the draft before: a token that
 # leads by less than this many tolerances may lose.
-DRAFT_TIE = 4.0
+DRAFT_TIE = 2.0
 
 
 @dataclass(frozen=True)
