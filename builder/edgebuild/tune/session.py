@@ -27,7 +27,7 @@ from edgebuild.tune.device import conditions, this_device, versions
 from edgebuild.tune.logbook import LogbookWriter, read_logbook
 from edgebuild.tune.records import ArtifactId, Conditions, Result, Trial, to_json
 from edgebuild.tune.runner import Runner
-from edgebuild.tune.search import Look, Setup, Tuner
+from edgebuild.tune.search import Look, Setup, Tuner, show_setting
 from edgebuild.tune.workload import Shape, is_prompts, make_work
 
 CLOCKS_OF_A_CPU = "none"
@@ -183,10 +183,22 @@ def utc_now() -> str:
 def write_config(setup: Setup, result: Result, trials: Sequence[Trial], output: Path) -> None:
     """The artifact's scheduler.yaml with the chosen settings, at `output`."""
     text = (setup.path / CONFIG_NAME).read_text("utf-8")
-    why = {trial.changed: trial.reason for trial in trials if trial.verdict == "wins" and trial.changed}
-    where = f" (trial {result.trial} on {result.device.name})"
-    reasons = {key: why.get(key, "no value did better") + where for key in result.settings}
+    reasons = {key: f"{_why(key, trials)} (tuning on {result.device.name})" for key in result.settings}
     write_atomically(output, tuned_text(text, setup.manifest, result.settings, reasons))
+
+
+def _why(key: str, trials: Sequence[Trial]) -> str:
+    """What decided a key: the change that won, else what became of the last one that was tried."""
+    tried = [
+        trial for trial in trials if trial.changed == key and trial.figures is not None and trial.step != "draft_curve"
+    ]
+    won = [trial for trial in tried if trial.verdict == "wins"]
+    if won:
+        return f"trial {won[-1].number}: {won[-1].reason}"
+    if tried:
+        last = tried[-1]
+        return f"trial {last.number}, {show_setting(last.after)}: {last.verdict}: {last.reason}"
+    return "not tried"
 
 
 # --- what a later build on this device reads ---

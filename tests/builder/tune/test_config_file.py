@@ -66,3 +66,14 @@ def test_the_artifact_is_left_alone(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in artifact.iterdir()} == before
     config = parse_config((tmp_path / "toy.scheduler.yaml").read_text(), setup.manifest)
     assert current_settings(config) == result.settings
+
+
+def test_a_mechanism_that_stays_off_says_what_was_measured(tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path / "toy")
+    setup = make_setup(artifact, tmp_path, gpu=False, drafts=0)
+    result, trials = run(setup, tmp_path / "tuning.jsonl", FakeDevice(noise=(0.0, 0.9, -0.9)))
+    write_config(setup, result, trials, tmp_path / "out.yaml")
+    lines = (tmp_path / "out.yaml").read_text().splitlines()
+    at = lines.index("  enable_chunked_prefill: false")
+    assert "tuned: trial 2, on: no gain: longest gap" in lines[at - 1]
+    assert lines[at - 1].endswith("before: true")
