@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgebuild.engine.shapes import EngineShape, engine_shape, input_shapes
+from edgebuild.engine.shapes import DRAFTER_NEEDS, EngineShape, draft_shapes, engine_shape, input_shapes
 from edgebuild.errors import EngineError
 from edgert.cells import Cell
 from hypothesis import given
@@ -68,3 +68,40 @@ def test_a_graph_that_does_not_fit_the_cell_is_refused(change: dict[str, tuple[i
 def test_a_graph_without_tokens_is_refused() -> None:
     with pytest.raises(EngineError, match="no input named tokens"):
         input_shapes(EngineShape(1, 2, 2, 64), {"length": (-1,), "kv_positions": (-1,)})
+
+
+@given(
+    cells=st.lists(
+        st.one_of(
+            st.builds(Cell, st.just("decode"), st.sampled_from([1, 2, 4]), st.integers(1, 6), st.integers(16, 512)),
+            st.builds(Cell, st.just("prefill"), st.just(1), st.integers(1, 16), st.integers(16, 512)),
+        ),
+        min_size=1,
+        unique=True,
+    ),
+    draft_length=st.integers(1, 6),
+    cache_tokens=st.integers(16, 600),
+)
+def test_every_cell_finds_the_passes_that_follow_it(cells: list[Cell], draft_length: int, cache_tokens: int) -> None:
+    shapes = draft_shapes(cells, draft_length=draft_length, cache_tokens=cache_tokens)
+    assert len(set(shapes)) == len(shapes)
+    for cell in cells:
+        decoder = engine_shape(cell)
+        reach = min(decoder.tier + draft_length, cache_tokens)
+        same = [shape for shape in shapes if shape.batch == cell.batch and shape.tier >= reach]
+        assert any(shape.rows == decoder.rows for shape in same), "the decoder's rows, in place"
+        if draft_length > 1:  # a pass leaves one row a sequence: padding would tear several apart
+            assert any(shape.rows == (2 if cell.batch == 1 else 1) for shape in same)
+
+
+def test_a_drafters_inputs_take_their_width_from_the_graph() -> None:
+    declared = {"embedding": (-1, -1, 64), "hidden": (-1, -1, 128), "length": (-1,), "new_length": (-1,),
+                "kv_positions": (-1,), "mtp.key.0": (-1, 2, 96, 32)}  # fmt: skip
+    shape = EngineShape(batch=2, rows=5, logit_rows=1, tier=70)
+    assert input_shapes(shape, declared, DRAFTER_NEEDS) == {
+        "embedding": (2, 5, 64), "hidden": (2, 5, 128), "length": (2,), "new_length": (2,), "kv_positions": (70,),
+        "mtp.key.0": (2, 2, 96, 32),
+    }  # fmt: skip
+    del declared["new_length"]
+    with pytest.raises(EngineError, match="no input named new_length"):
+        input_shapes(shape, declared, DRAFTER_NEEDS)

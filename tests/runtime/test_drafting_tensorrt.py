@@ -168,6 +168,31 @@ def test_a_step_that_drafts_is_one_launch_of_one_graph(toy: Toy) -> None:
     backend.close()
 
 
+@pytest.mark.usefixtures("host")
+def test_what_the_device_holds_is_not_sent_again(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(toy)
+    sent: list[list[bool]] = []
+    send = backend._host_rows_to_slot
+    monkeypatch.setattr(
+        backend, "_host_rows_to_slot", lambda *given: (sent.append((~given[3]).tolist()), send(*given))[1]
+    )
+    conversation = Conversation(backend, 0)
+    for slot in (0, 1):
+        backend.reset_slot(slot)
+        conversation.prefill(slot, prompt_of(20))
+    sent.clear()
+    for drafts in (2, 1, 4):
+        conversation.decode([0, 1], drafts)
+    assert sent == []
+    conversation.token[1] = (conversation.token[1] + 1) % TOKENS  # another token than the one that was sampled
+    conversation.decode([0, 1], 2)
+    assert sent == [[False, True]]
+    backend.reset_slot(0)
+    conversation.prefill(0, prompt_of(3))
+    assert sent[1:] == [[True]]
+    backend.close()
+
+
 def golden_of(toy: Toy, directory: Path) -> Golden:
     """Written by the builder from the reference modules, read as an artifact's is."""
     checkpoint = open_checkpoint(toy.source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from edgert.cells import Cell
 from edgert.errors import BackendError
-from edgert.graphs import GraphKey, GraphPool, graph_keys, size_order
+from edgert.graphs import GraphKey, GraphPool, draft_variants, graph_keys, size_order
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +37,18 @@ def test_one_sequence_may_sit_at_any_slot_and_a_batch_begins_at_the_first() -> N
         GraphKey(Cell("decode", 2, 1, 64), 0),
         *(GraphKey(Cell("decode", 1, 1, 64), slot) for slot in range(3)),
     ]
+
+
+def test_a_step_with_each_number_of_drafts_is_a_graph_of_its_own_where_it_is_launched() -> None:
+    chunk, plain, verify = Cell("prefill", 1, 16, 64), Cell("decode", 1, 1, 64), Cell("decode", 1, 4, 64)
+    assert draft_variants(chunk, 3) == [3, 0, None]  # all or none; 0 primes
+    assert draft_variants(plain, 3) == [None]
+    assert draft_variants(verify, 3) == [3, 2, 1, None]
+    assert [draft_variants(cell, 0) for cell in (chunk, plain, verify)] == [[None]] * 3
+    keys = graph_keys([chunk, plain, verify], slots=2, draft_length=3)
+    assert len(keys) == len(set(keys)) == 2 * (3 + 1 + 4)
+    assert keys[0] == GraphKey(chunk, 0, 3)
+    assert GraphKey(verify, 1, 2).label == "decode-1x4@64 + 2 drafts"
 
 
 def test_24_cells_and_a_budget_of_8_capture_the_largest_and_count_the_rest() -> None:
