@@ -106,6 +106,16 @@ def test_a_histogram_comes_at_the_load_that_is_asked_for(artifact: Path) -> None
     assert any("CC BY 4.0" in note for note in results["0.3"]["notes"])
 
 
+def test_limits_are_the_artifacts_own_unless_told_otherwise(artifact: Path, listed: Path) -> None:
+    schedule = artifact / "scheduler.yaml"
+    schedule.write_text(schedule.read_text().replace("ttft_target_ms: null", "ttft_target_ms: 750"))
+    (artifact / "plan.json").write_text(json.dumps({"slo": {"ttft_ms": 750, "itl_ms": None, "tpot_ms": 33}}))
+    common = (artifact, "--traffic", listed, "--policy", "fixed", "--json")
+    assert json.loads(invoke(*common).output)["slo"] == {"ttft_ms": 750, "itl_ms": None, "tpot_ms": 33}
+    told = invoke(*common, "--slo-ttft-ms", "10", "--slo-itl-ms", "5", "--slo-tpot-ms", "2")
+    assert json.loads(told.output)["slo"] == {"ttft_ms": 10, "itl_ms": 5, "tpot_ms": 2}
+
+
 def test_a_closed_loop_holds_so_many_at_any_time(artifact: Path, listed: Path) -> None:
     result = invoke(artifact, "--traffic", listed, "--concurrency", "2", "--policy", "fixed", "--json")
     document = json.loads(result.output)

@@ -13,6 +13,8 @@ import pytest
 from edgert.cells import Cell
 from edgert.costs import StepCosts
 from edgert.errors import ConfigError
+from edgert.guards.guard import Guard, GuardLimits
+from edgert.guards.readings import NoSensors
 from edgert.handles import Completion, Handle
 from edgert.loading import Runtime
 from edgert.output import Output
@@ -318,6 +320,18 @@ def test_decode_steps_between_chunks_follow_the_backlog(length: int, steps: int)
     between = [after - before - 1 for before, after in pairwise(chunks)]
     assert between[0] == steps if length > 100 else steps - 1 <= between[-1] <= steps + 1
     assert all(4 <= count <= 8 for count in between)
+
+
+def test_a_device_that_may_be_hot_gets_smaller_chunks() -> None:
+    """No temperature to be read, though limits exist: half of the slots, and chunks of half the size at most."""
+    limits = GuardLimits(4, 85.0, 95.0)
+    for guard, largest in ((None, 64), (lambda now_s: Guard(NoSensors(None), limits, now_s), 16)):
+        trace = Trace(make_runtime(cells=make_cells(256, chunks=(16, 64)), guard=guard))
+        number = trace.submit([1] * 200, SamplingParams(max_tokens=2))
+        trace.run()
+        chunks = {each.step.cell.query_rows for each in trace.backend.launches if each.step.cell.kind == "prefill"}
+        assert max(chunks) == largest
+        assert list(trace.done(number).token_ids) == trace.expected(number)
 
 
 def test_running_ahead_wastes_one_row_for_each_sequence_that_ends_by_a_token() -> None:

@@ -47,7 +47,9 @@ SLO_HELP = "A request is good within it, and the policy keeps to it.  [default: 
 @click.option("--profile", "profile_name", help="Estimate the costs for this device instead.")
 @click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help=SLO_HELP)
 @click.option("--slo-itl-ms", type=click.FloatRange(min=0, min_open=True), help=f"Longest gap. {SLO_HELP}")
-@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="For goodput alone.")
+@click.option(
+    "--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="For goodput alone.  [default: the profile's]"
+)
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the curves as one HTML page.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -98,7 +100,7 @@ def simulate(
     slo = Slo(
         config.ttft_target_ms if slo_ttft_ms is None else slo_ttft_ms,
         config.itl_target_ms if slo_itl_ms is None else slo_itl_ms,
-        slo_tpot_ms,
+        subject.tpot_ms if slo_tpot_ms is None else slo_tpot_ms,
     )
     ask = Ask(
         traffic=_traffic(traffic, subject),

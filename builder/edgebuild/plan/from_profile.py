@@ -103,6 +103,7 @@ def limits_from(
         acceptance_threshold=mechanisms.mtp_acceptance_threshold,
         itl_ms=profile.slo.itl_ms,
         ttft_ms=profile.slo.ttft_ms,
+        tpot_ms=profile.slo.tpot_ms,
         throughput_headroom_fraction=limits.throughput_headroom_fraction,
         other_precisions=() if profile.backend == "onnxruntime" else ("float16", "bfloat16"),
         headroom_fraction=limits.headroom_fraction,

@@ -30,7 +30,8 @@ class Limits:
     min_decode_rows       2 where a one-row profile would double the engine (measured: 1.76-1.99 x the weights)
     weight_copy_factor    engine bytes beyond the weights / weights; `weight_copies_optional`: it can do without
     bandwidth_bytes_per_s peak memory bandwidth
-    itl_ms                longest gap between two tokens that the plan should keep, None = no aim; ttft_ms: first token
+    itl_ms                longest gap between two tokens that the plan should keep, None = no aim; ttft_ms: first token;
+                          tpot_ms: time per token, by which requests are judged (edgebuild simulate)
     throughput_headroom_fraction   share of the measured throughput that admission leaves free
     headroom_fraction     share of the planned memory that should stay free
     acceptance, step_cost_ms   measured for drafts, () = not measured
@@ -71,6 +72,7 @@ class Limits:
     acceptance_threshold: float = ACCEPTANCE_THRESHOLD
     itl_ms: float | None = None
     ttft_ms: float | None = None
+    tpot_ms: float | None = None
     throughput_headroom_fraction: float = 0.0
     other_precisions: tuple[str, ...] = ()
     weight_copies_optional: bool = False
@@ -208,6 +210,7 @@ class Plan:
             },
             "draft": asdict(self.draft),
             "prefill_decode_ratio": asdict(self.ratio),
+            "slo": {"ttft_ms": self.limits.ttft_ms, "itl_ms": self.limits.itl_ms, "tpot_ms": self.limits.tpot_ms},
             "memory": {
                 "ledger": [asdict(line) for line in self.ledger.lines],
                 "needed_bytes": self.ledger.needed_bytes,

@@ -45,6 +45,13 @@ class Subject:
     config: RuntimeConfig
     plan: Mapping[str, Any]
 
+    @property
+    def tpot_ms(self) -> float | None:
+        """The profile's limit for the time per token, which only judges requests; None where it names none."""
+        slo = self.plan.get("slo")
+        value = slo.get("tpot_ms") if isinstance(slo, dict) else None
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
 
 def read_subject(directory: Path, overrides: Mapping[str, Any] | None = None) -> Subject:
     """Read manifest, scheduler.yaml and plan.json; hashes are not checked. Raises ArtifactError or ConfigError."""
