@@ -327,6 +327,14 @@ def test_step_costs_are_measured_for_each_batch_and_length_and_leave_no_trace() 
     assert all(not step.valid.any() for step in steps)
 
 
+def test_a_plain_step_is_timed_as_it_runs_one_ahead_of_the_next() -> None:
+    """Else drafts would be credited with a wait that a step without them does not have."""
+    runtime = make_drafting(truth(), 2, run_ahead=1)
+    ticks = iter(range(10_000))
+    costs = measure_step_costs(runtime.backend, runtime.limits.cells, 4, 2, lambda: float(next(ticks)))
+    assert costs == {batch: (125.0, 1000.0, 1000.0) for batch in (1, 2, 4)}  # eight steps in one tick
+
+
 def test_uniform_numbers_do_not_depend_on_drafting() -> None:
     params = SamplingParams(max_tokens=12, temperature=1.1, seed=5)
     for length in (1, 3):
