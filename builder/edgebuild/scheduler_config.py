@@ -10,7 +10,7 @@ The file is one mapping, `runtime:`, with exactly these keys (edgert.config read
     enable_chunked_prefill       bool           false: a prompt's chunks run back to back, nothing decodes between them
     max_prefill_chunk_size       int            largest chunk used; one of graph_bucket_sizes
     prefill_decode_ratio         str "1:N"      decode steps after each prefill chunk while both wait, N in the range
-    prefill_decode_ratio_range   [int, int]     N follows the backlog between these two; equal bounds fix it
+    prefill_decode_ratio_range   [int, int]     adaptive N goes down to the first when first tokens are late
     enable_cuda_graph            bool           false: every cell runs eager (no effect on the onnxruntime backend)
     graph_bucket_sizes           list[int]      prefill chunk sizes, ascending; a subset of the artifact's prefill cells
     graph_batch_sizes            list[int]      decode batch sizes, ascending; a subset of the artifact's decode cells
@@ -73,8 +73,14 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
             "rows; the one that minimises padded tokens + launch cost x launches over the traffic, a launch costing "
             f"{plan.limits.launch_cost_tokens:.0f} tokens ({plan.limits.launch_cost_source}); bounds the decode gap",
         ),
-        "prefill_decode_ratio": (f"1:{ratio.start}", f"one chunk, then decode steps; {ratio.reason}"),
-        "prefill_decode_ratio_range": ([ratio.low, ratio.high], "the ratio follows the backlog between these two"),
+        "prefill_decode_ratio": (
+            f"1:{ratio.start}",
+            f"one chunk, then decode steps; adaptive, a smaller chunk owes its share; {ratio.reason}",
+        ),
+        "prefill_decode_ratio_range": (
+            [ratio.low, ratio.high],
+            "adaptive, the ratio goes down to the first while prompts wait; the second bounds it",
+        ),
         "enable_cuda_graph": (
             plan.limits.enable_cuda_graph,
             "false: every cell runs eager; without effect on the onnxruntime backend",
