@@ -15,7 +15,8 @@ import math
 import random
 import threading
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +41,10 @@ SLOW_S = 0.05  # the slow client's pause after each delta
 
 @dataclass
 class Log:
-    """What the clients saw. gaps: (time of the token, ms)."""
+    """What the clients saw. Compact, so that what grows in memory is not this: gaps and ttft hold time, ms, time ...
+
+    different: (checked request, place) -> the token alone and the one under load, as first seen.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     started: int = 0
@@ -48,9 +52,28 @@ class Log:
     cancelled: int = 0
     refused: int = 0
     failed: list[str] = field(default_factory=list)
-    gaps: list[tuple[float, float]] = field(default_factory=list)
-    ttft: list[tuple[float, float]] = field(default_factory=list)
-    checked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    checked: int = 0
+    checked_different: int = 0
+    different: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return 8 * (len(self.gaps) + len(self.ttft))
+
+    def compare(self, number: int, alone: Sequence[int], got: Sequence[int]) -> None:
+        """Note a checked run. Call with the lock held."""
+        self.checked += 1
+        self.checked_different += tuple(alone) != tuple(got)
+        place = next((at for at, (a, b) in enumerate(zip(alone, got, strict=False)) if a != b), None)
+        if place is not None:
+            self.different.setdefault((number, place), (alone[place], got[place]))
+
+
+def pairs_of(log: array[float]) -> Iterator[tuple[float, float]]:
+    """time, ms, time, ms ... → (time, ms)."""
+    return zip(log[::2], log[1::2], strict=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +123,7 @@ class Client(threading.Thread):
             check = self._checks[number]
             done = self._engine.submit(check.prompt_ids, max_tokens=check.tokens, ignore_eos=True, seed=0).result()
             with log.lock:
-                log.checked.append((number, done.token_ids))
+                log.compare(number, check.alone, done.token_ids)
                 log.finished += 1
             return
         context = self._engine.context_tokens
@@ -119,9 +142,10 @@ class Client(threading.Thread):
         with log.lock:
             log.cancelled += done.finish_reason == "cancelled"
             log.finished += done.finish_reason != "cancelled"
-            log.gaps += [(after, (after - before) * 1e3) for before, after in pairwise(times)]
+            for before, after in pairwise(times):
+                log.gaps.extend((after, (after - before) * 1e3))
             if done.metrics.ttft_ms is not None:
-                log.ttft.append((times[0], done.metrics.ttft_ms / max(1, prompt)))
+                log.ttft.extend((times[0], done.metrics.ttft_ms / max(1, prompt)))
 
     def _read(self, handle: Handle, cancel_at: int | None) -> None:
         for place, _ in enumerate(handle):
@@ -158,8 +182,8 @@ def windows(log: Log, begin: float, end: float, count: int) -> list[dict[str, fl
     span = (end - begin) / count
     for number in range(count):
         low, high = begin + number * span, begin + (number + 1) * span
-        gaps = [gap for at, gap in log.gaps if low <= at < high]
-        first = [ms for at, ms in log.ttft if low <= at < high]
+        gaps = [gap for at, gap in pairs_of(log.gaps) if low <= at < high]
+        first = [ms for at, ms in pairs_of(log.ttft) if low <= at < high]
         if gaps and first:
             row = {"window": number + 1, "from_s": low - begin, "tokens": len(gaps), "requests": len(first)}
             row |= {"itl_p50_ms": percentile(gaps, 50), "itl_mean_ms": sum(gaps) / len(gaps)}
@@ -197,12 +221,7 @@ def best_two(artifact: Path, prompts: Sequence[Sequence[int]]) -> list[tuple[int
 
 def different(artifact: Path, checks: Sequence[Checked], log: Log) -> list[dict[str, Any]]:
     """Each checked request that once had other ids than alone: where first, and how close the two best were there."""
-    first: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, ids in log.checked:
-        known = checks[number].alone
-        place = next((at for at, (a, b) in enumerate(zip(known, ids, strict=False)) if a != b), None)
-        if place is not None:
-            first.setdefault((number, place), (known[place], ids[place]))
+    first = log.different
     prompts = [(*checks[number].prompt_ids, *checks[number].alone[:place]) for number, place in first]
     rows = []
     for ((number, place), (known, got)), (_, gap, size) in zip(
@@ -255,8 +274,9 @@ def main() -> None:
             "memory_before_bytes": before,
             "memory_after_bytes": after,
             "memory_grown_bytes": {key: after[key] - before[key] for key in before},
-            "checked_runs": len(log.checked),
-            "different_runs": sum(checks[number].alone != ids for number, ids in log.checked),
+            "of_which_this_log_bytes": log.bytes,
+            "checked_runs": log.checked,
+            "different_runs": log.checked_different,
             "eager_launches": snapshot.eager_launches,
             "rejected": snapshot.rejected,
             "state": snapshot.state,
