@@ -105,11 +105,11 @@ def candidates(
     if step == "chunked_prefill":
         if concurrency == 1:
             return Candidates(key, reason="one request at a time: nothing decodes between the chunks of a prompt")
-        return Candidates(key, (True,))
+        return Candidates(key, (True,), keep=True)  # the next long prompt needs it, whether or not the trials had one
     if step == "cuda_graph":
         if runs_on_cpu:
             return Candidates(key, reason="the onnxruntime backend runs on the CPU: there are no CUDA graphs")
-        return Candidates(key, (True,))
+        return Candidates(key, (True,), keep=True)  # the host has other work in the field than in a trial
     if step == "mtp":
         if not manifest.draft_length:
             return Candidates(key, reason="the artifact has no drafter (edgebuild train-mtp makes one)")

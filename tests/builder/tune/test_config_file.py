@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edgebuild.errors import OutputError
@@ -71,9 +73,15 @@ def test_the_artifact_is_left_alone(tmp_path: Path) -> None:
 def test_a_mechanism_that_stays_off_says_what_was_measured(tmp_path: Path) -> None:
     artifact = make_artifact(tmp_path / "toy")
     setup = make_setup(artifact, tmp_path, gpu=False, drafts=0)
-    result, trials = run(setup, tmp_path / "tuning.jsonl", FakeDevice(noise=(0.0, 0.9, -0.9)))
+    device = FakeDevice()
+
+    def speed(settings: Mapping[str, Any]) -> dict[str, float]:
+        return {"output_tokens_per_s": 100.0, "longest_gap_ms": 150.0 if settings["enable_chunked_prefill"] else 100.0}
+
+    device.speed = speed
+    result, trials = run(setup, tmp_path / "tuning.jsonl", device)
     write_config(setup, result, trials, tmp_path / "out.yaml")
     lines = (tmp_path / "out.yaml").read_text().splitlines()
     at = lines.index("  enable_chunked_prefill: false")
-    assert "tuned: trial 2, on: no gain: longest gap" in lines[at - 1]
+    assert "on: loses: longest gap" in lines[at - 1]
     assert lines[at - 1].endswith("before: true")

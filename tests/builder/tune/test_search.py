@@ -66,7 +66,9 @@ def test_a_winner_is_kept_and_a_loser_is_not(setup: Setup, book: Path) -> None:
 
 def test_within_the_spread_nothing_changes(setup: Setup, book: Path) -> None:
     result, trials = run(setup, book, FakeDevice(noise=(0.0, 0.9, -0.9)))
-    assert result.settings == {**trials[0].settings, "adaptive": True}  # for changing load, which no trial has
+    # what is for loads that no trial has stays on unless it loses; drafting must win
+    kept = {"enable_chunked_prefill": True, "enable_cuda_graph": True, "adaptive": True}
+    assert result.settings == {**trials[0].settings, **kept}
     assert {trial.verdict for trial in trials if trial.step not in ("baseline", "draft_curve", "soak")} <= {
         "no gain",
         "not applicable",
@@ -77,16 +79,16 @@ def test_a_device_that_became_faster_by_itself_makes_no_winner(setup: Setup, boo
     device = FakeDevice()
 
     def speed(_: Mapping[str, Any]) -> dict[str, float]:
-        return {"output_tokens_per_s": 100.0 + 50 * (len(device.jobs) >= 3), "longest_gap_ms": 100.0}
+        return {"output_tokens_per_s": 100.0 + 50 * (len(device.jobs) >= 4), "longest_gap_ms": 100.0}
 
-    device.speed = speed  # the third trial and all after it run on a device that is half as fast again
+    device.speed = speed  # the fourth trial and all after it run on a device that is half as fast again
     result, trials = run(setup, book, device)
-    graphs = next(trial for trial in trials if trial.step == "cuda_graph" and trial.changed)
-    assert graphs.verdict == "no gain"
-    assert "the device itself has changed" in graphs.reason
-    again = next(trial for trial in read_logbook(book).trials if trial.step == "cuda_graph" and not trial.changed)
-    assert (again.verdict, again.settings) == ("measured", trials[0].settings)
-    assert result.settings["enable_cuda_graph"] is False
+    drafts = next(trial for trial in trials if trial.step == "mtp" and trial.changed)
+    assert drafts.verdict == "no gain"
+    assert "the device itself has changed" in drafts.reason
+    again = next(trial for trial in read_logbook(book).trials if trial.step == "mtp" and not trial.changed)
+    assert (again.verdict, again.settings) == ("measured", {**drafts.settings, "enable_mtp": False})
+    assert result.settings["enable_mtp"] is False
 
 
 def test_what_a_backend_cannot_do_is_said_and_left_as_it_was(artifact: Path, tmp_path: Path, book: Path) -> None:
