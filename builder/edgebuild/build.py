@@ -12,11 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgert.errors import ArtifactError, BackendError, ConfigError, GoldenMismatch
 from edgert.golden import GoldenReport
@@ -46,9 +46,6 @@ from edgebuild.profile import Profile
 from edgebuild.progress import Stages
 from edgebuild.restore import WEIGHTS, restore_weights, weights_missing
 from edgebuild.traffic import Histogram, dump_histogram
-
-if TYPE_CHECKING:
-    from edgebuild.engine.tensorrt import EngineBuild
 
 _TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "tokenizers")
 _LEAN = {"prepack": False}  # the check runs beside the builder: no second copy of the weights
@@ -295,49 +292,13 @@ def _write_onnx(
 
 
 def _build_engine(onnx: Path, writer: ArtifactWriter, manifest: Manifest, stages: Stages) -> Manifest:
-    """`decoder.plan`, and `mtp.plan` where it drafts, from the ONNX files in `onnx`; copies of those in the writer's
-    directory are dropped."""
-    from edgebuild.engine.tensorrt import build_drafter_engine, build_engine
+    """The engines in place of the ONNX files in `onnx`; copies of those in the writer's directory are dropped."""
+    from edgebuild.engine.plans import build_plans
 
-    common: dict[str, Any] = {
-        "flavour": manifest.backend.name,
-        "compute_capabilities": manifest.backend.compute_capabilities,
-    }
-    with stages.stage(f"{manifest.backend.name} engine") as report:
-        target = writer.directory / "decoder.plan"
-        engine = build_engine(onnx / "decoder.onnx", target, manifest.cells, progress=_fractions(report), **common)
-    stages.note(_about(engine))
-    if manifest.draft_length:
-        with stages.stage(f"{manifest.backend.name} engine of the drafter") as report:
-            drafter = build_drafter_engine(
-                onnx / "mtp.onnx",
-                writer.directory / "mtp.plan",
-                manifest.cells,
-                draft_length=manifest.draft_length,
-                cache_tokens=manifest.cache_tokens,
-                progress=_fractions(report),
-                **common,
-            )
-        stages.note(_about(drafter))
+    version = build_plans(onnx, writer.directory, manifest, stages)
     for name in ONNX_FILES:
         (writer.directory / name).unlink(missing_ok=True)
-    return replace(manifest, state="complete", backend=replace(manifest.backend, version=engine.version))
-
-
-def _fractions(report: Callable[[float], None]) -> Callable[[str, int, int], bool]:
-    def progress(_phase: str, done: int, steps: int) -> bool:
-        report(done / max(steps, 1))
-        return True
-
-    return progress
-
-
-def _about(engine: EngineBuild) -> str:
-    over = engine.plan_bytes / max(engine.weight_bytes, 1)
-    return (
-        f"{engine.path.name}: {engine.plan_bytes:,} bytes = {over:.2f} x the weights, "
-        f"{len(engine.shapes)} optimization profiles, {engine.layers} layers"
-    )
+    return replace(manifest, state="complete", backend=replace(manifest.backend, version=version))
 
 
 def _write_report(
