@@ -15,8 +15,9 @@ from edgebuild.plan import ModelShape, make_plan
 from edgebuild.profile import load_profile
 from edgebuild.profile.loader import bundled_traffic, bundled_traffic_names
 from edgebuild.simulate.arrivals import draw
-from edgebuild.simulate.engine import Setting, simulate
+from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.estimate import of_plan
+from edgebuild.simulate.setting import Setting
 from edgebuild.simulate.summary import Figures, Slo, changes, figures
 from edgebuild.traffic import Histogram, read_traffic
 from edgert.policy import Ratio

@@ -15,17 +15,22 @@ import pytest
 from click.testing import CliRunner
 from edgebuild.commands.simulate import simulate as command
 from edgebuild.errors import OutputError, SimulationError, TrafficError
+from edgebuild.plan import plan_for
+from edgebuild.plan.from_profile import limits_from
+from edgebuild.profile import load_profile
 from edgebuild.profile.loader import bundled_traffic, bundled_traffic_names
 from edgebuild.simulate.arrivals import draw, has_times, mean_rate, read_arrivals
 from edgebuild.simulate.artifact import find_costs, read_subject, replay, setting_of
 from edgebuild.simulate.engine import simulate
+from edgebuild.simulate.estimate import of_artifact, of_plan
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
 from edgebuild.simulate.summary import Slo, changes, figures
 from edgebuild.traffic import dump_histogram, read_traffic
 from edgert.costs import StepCosts
 from edgert.integrity import check_files
-from edgert.manifest import load_manifest
+from edgert.manifest import LedgerLine, StateSpec, load_manifest
 from toy_artifact import make_artifact, toy_manifest
+from toy_plan import SMOLLM2, histogram
 
 LIST = "arrival_s,prompt_tokens,output_tokens,task\n0.0,20,5,chat\n0.01,200,9,\n0.5,31,1,code\n2.5,40,30,chat\n"
 
@@ -138,6 +143,24 @@ def test_costs_are_estimated_from_a_profile_and_say_so(artifact: Path, listed: P
     estimate = find_costs(read_subject(artifact), profile_name="cpu")
     assert (estimate.source, estimate.reads) == ("estimate", "written")
     assert set(estimate.cells) == set(toy_manifest().cells)
+
+
+def test_the_estimate_of_an_artifact_is_that_of_its_plan() -> None:
+    """The same formula from two sides: manifest and plan.json here, plan and profile there."""
+    profile = load_profile("cpu")
+    plan = plan_for(limits_from(profile, SMOLLM2), histogram([(374, 44), (1500, 200)]), SMOLLM2)
+    weights, kv = 4 * SMOLLM2.weight_elements, 2 * SMOLLM2.kv_heads * SMOLLM2.head_dim
+    manifest = replace(
+        toy_manifest(),
+        cells=plan.cells,
+        cache_tokens=plan.cache_tokens,
+        ledger=(LedgerLine("weights", weights, ""),),
+        states=(StateSpec("key", "key.out", "float32", "kv", (SMOLLM2.layers, plan.cache_tokens, kv)),),
+    )
+    here = of_artifact(manifest, plan.to_json(), plan.cells, profile, plan.cost.launch_cost_tokens)
+    there = of_plan(plan)
+    for cell in plan.cells:
+        assert here.cells[cell] == pytest.approx(there.cells[cell])
 
 
 def test_costs_of_another_model_are_refused(artifact: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgebuild.simulate.engine import Setting, draft_control, simulate
+from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.records import Arrival, Run
+from edgebuild.simulate.setting import Setting, draft_control
 from edgert.backends.base import StepInputs, StepOutputs
 from edgert.costs import StepCosts
 from edgert.errors import ConfigError

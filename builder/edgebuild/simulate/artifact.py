@@ -29,8 +29,9 @@ from edgebuild.errors import ProfileError, SimulationError
 from edgebuild.plan.from_profile import CPU, GPU
 from edgebuild.profile import load_profile
 from edgebuild.simulate import estimate
-from edgebuild.simulate.engine import Setting, simulate
+from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.records import Arrival, Run
+from edgebuild.simulate.setting import Setting
 
 # What is expected of a drafter of which the plan knows nothing; edgert.drafting expects the same.
 UNKNOWN_ACCEPTANCE = 0.7
@@ -88,7 +89,7 @@ def find_costs(subject: Subject, *, file: Path | None = None, profile_name: str 
             hint="measure on the device: --measure, or name a device: --profile",
         ) from None
     known = CPU if subject.manifest.backend.name == "onnxruntime" else GPU
-    return estimate.of_artifact(subject.manifest, cells, profile, known.launch_cost_tokens)
+    return estimate.of_artifact(subject.manifest, subject.plan, cells, profile, known.launch_cost_tokens)
 
 
 def measure(directory: Path, progress: Callable[[int, int], None] | None = None) -> StepCosts:

@@ -15,38 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgert.cells import Cell
-from edgert.costs import StepCosts, require_costs
-from edgert.drafting import DraftBook, DraftControl
+from edgert.costs import require_costs
+from edgert.drafting import DraftBook
 from edgert.requests import Decoding, InFlight, Prefilling, Request, Waiting
 from edgert.sampling import SamplingParams
-from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
+from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_allowed, plan_step
 
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
+from edgebuild.simulate.setting import Setting, draft_control
 
 PROGRESS_TURNS = 2000
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is simulated.
-
-    limits      as the runtime makes them from scheduler.yaml; limits.costs is what the policy knows
-    costs       what steps really cost; usually the same
-    slots       sequences at once
-    acceptance  by draft position, given the one before; () = nothing is drafted
-    threshold   mtp_acceptance_threshold
-    admitted    sequences that run at once at most, for headroom; None = as many as slots
-    active      sequences that may be active at a time (a guard's verdict), in seconds of virtual time; None = all
-    """
-
-    limits: Limits
-    costs: StepCosts
-    slots: int
-    acceptance: tuple[float, ...] = ()
-    threshold: float = 0.0
-    admitted: int | None = None
-    active: Callable[[float], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -398,20 +377,3 @@ class _Loop:
                 outcome.last_s = last_s
                 outcome.tokens += collected - 1
         return launched, collected
-
-
-def draft_control(setting: Setting) -> DraftControl:
-    """As edgert.loading makes it: by the costs of the cells at a short context."""
-    length = setting.limits.draft_length
-    decode = [c for c in setting.limits.cells if c.kind == "decode" and c.batch <= setting.limits.slots]
-    by_batch: dict[int, tuple[float, ...]] = {}
-    for batch in sorted({cell.batch for cell in decode}):
-        costs = []
-        for drafts in range(length + 1):
-            enough = [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
-            if enough:
-                cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
-                costs.append(setting.costs.step_ms(cell, cell.query_rows, drafts))
-        if len(costs) == length + 1:
-            by_batch[batch] = tuple(costs)
-    return DraftControl(length, costs_ms=by_batch, threshold=setting.threshold)

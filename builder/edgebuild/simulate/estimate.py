@@ -7,8 +7,9 @@ rows, in units of the rows that take as long as one weight read (edgebuild.plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgert.cells import Cell
 from edgert.costs import StepCosts
@@ -105,8 +106,10 @@ def of_plan(plan: Plan) -> StepCosts:
     )
 
 
-def of_artifact(manifest: Manifest, cells: Sequence[Cell], profile: Profile, launch_cost_tokens: float) -> StepCosts:
-    """The estimate for an artifact on the device of a profile."""
+def of_artifact(
+    manifest: Manifest, plan: Mapping[str, Any], cells: Sequence[Cell], profile: Profile, launch_cost_tokens: float
+) -> StepCosts:
+    """The estimate for an artifact on the device of a profile. plan: plan.json, {} = unknown."""
     weights = sum(line.bytes for line in manifest.ledger if line.label == "weights")
     if not weights:
         weights = max((entry.bytes for entry in manifest.files), default=0)
@@ -117,7 +120,8 @@ def of_artifact(manifest: Manifest, cells: Sequence[Cell], profile: Profile, lau
             per_position += size / manifest.cache_tokens
         else:
             fixed += size
-    reading = Reading(weights, per_position, fixed, launch_cost_tokens, per_position / max(1, weights) / 2)
+    share = per_position / max(1, weights) * _query_heads_a_kv_head(plan)
+    reading = Reading(weights, per_position, fixed, launch_cost_tokens, share)
     return estimated(
         cells,
         reading,
@@ -128,3 +132,14 @@ def of_artifact(manifest: Manifest, cells: Sequence[Cell], profile: Profile, lau
         model=manifest.model.identity,
         draft_ratios=tuple(1 + 0.15 * k for k in range(manifest.draft_length + 1)) if manifest.draft_length else (),
     )
+
+
+def _query_heads_a_kv_head(plan: Mapping[str, Any]) -> float:
+    """What attention computes beyond one query head for each cached one; 1 where the plan does not say."""
+    model = plan.get("model")
+    if not isinstance(model, dict):
+        return 1.0
+    heads, kv_heads = model.get("heads"), model.get("kv_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 and kv_heads > 0:
+        return heads / kv_heads
+    return 1.0

@@ -13,8 +13,9 @@ from edgert.tempo import Targets
 
 from edgebuild.simulate.arrivals import Pattern, draw, has_times, read_arrivals
 from edgebuild.simulate.artifact import Subject, setting_of
-from edgebuild.simulate.engine import Setting, simulate
+from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.records import Arrival, Run
+from edgebuild.simulate.setting import Setting
 from edgebuild.simulate.summary import Figures, Slo, changes, figures
 from edgebuild.traffic import read_traffic
 
