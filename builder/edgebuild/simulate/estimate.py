@@ -75,7 +75,7 @@ def estimated(
         version="",
         model=model,
         reads="written" if backend == "onnxruntime" else "tier",
-        run_ahead=0 if len(draft_ratios) > 1 else run_ahead,
+        run_ahead=run_ahead,
         host_ms=HOST_MS,
         cells={cell: costs(cell) for cell in cells},
         note=f"not measured: bytes / ({bandwidth_bytes_per_s / 1e9:g} GB/s x {BANDWIDTH_SHARE[backend]:g}) + "
