@@ -115,6 +115,8 @@ class EngineSnapshot:
 
     slots            sequences that can be held; slot_limit: how many the thermal guard lets be active now
     admission_open   False while a guard lets nothing new start
+    chunk_limit      largest prefill chunk that may be launched now, tokens; steps_per_chunk: decode steps that a full
+                     one owes; draft_limit: drafts a step at most. The tempo as of the latest decision
     launches         steps by cell label
     prompt_tokens    launched in prefill chunks; padded_prompt_tokens: rows of those chunks that carried nothing
     output_tokens    delivered
@@ -173,6 +175,9 @@ class EngineSnapshot:
     draft_lengths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     draft_switched_off: int = 0
     draft_switched_on: int = 0
+    chunk_limit: int | None = None
+    steps_per_chunk: int | None = None
+    draft_limit: int | None = None
     power_mode: str | None = None
     expected_power_mode: str | None = None
     memory_baseline_bytes: int = 0

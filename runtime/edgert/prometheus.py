@@ -62,6 +62,12 @@ def families(snapshot: EngineSnapshot) -> Iterator[Family]:
     yield gauge("edgert_slots", "Sequences that can be held at once.", s.slots)
     yield gauge("edgert_slots_free", "Slots without a sequence.", s.free_slots)
     yield gauge("edgert_slots_limit", "Slots that the thermal guard lets be active now.", s.slot_limit)
+    for name, meaning, value in (
+        ("edgert_prefill_chunk_limit_tokens", "Largest prefill chunk that may be launched now.", s.chunk_limit),
+        ("edgert_decode_steps_per_chunk", "Decode steps that a full prefill chunk owes now.", s.steps_per_chunk),
+        ("edgert_draft_limit", "Drafts a step at most now.", s.draft_limit),
+    ):
+        yield gauge(name, meaning, value)
     yield gauge("edgert_admission_open", "0 while a guard lets nothing new start.", float(s.admission_open))
     yield labelled("edgert_requests_finished_total", "counter", "Requests by finish reason.", "reason", s.finished)
     yield counter("edgert_requests_rejected_total", "Requests refused before they were queued.", s.rejected)

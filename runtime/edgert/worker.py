@@ -22,6 +22,7 @@ from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Reques
 from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
+from edgert.tempo import Tempo
 
 # How long a request waits for memory that nothing of ours will give back, because nothing of ours runs.
 MEMORY_PATIENCE_S = 5.0
@@ -117,6 +118,11 @@ class Worker:
     @property
     def free_slots(self) -> int:
         return self._slots.free
+
+    @property
+    def tempo(self) -> Tempo:
+        """The latest decision; while no prompt is read, the one that holds then."""
+        return self._pace.tempo or self._limits.at_rest
 
     @property
     def queues(self) -> tuple[int, int, int, int]:

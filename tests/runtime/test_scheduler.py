@@ -322,6 +322,19 @@ def test_decode_steps_between_chunks_follow_the_backlog(length: int, steps: int)
     assert all(4 <= count <= 8 for count in between)
 
 
+def test_the_pace_of_the_moment_can_be_seen() -> None:
+    trace = Trace(make_runtime(context=1024, cells=make_cells(1024, chunks=(16, 64))))
+    at_rest = trace.worker.tempo
+    assert (at_rest.chunk_rows, at_rest.steps, at_rest.pressed) == (64, 6, False)
+    trace.submit([1] * 8, SamplingParams(max_tokens=200))
+    seen = []
+    send = [lambda: trace.submit([2] * 700, SamplingParams(max_tokens=2)) for _ in range(5)]
+    looks = [(turn, lambda: seen.append(trace.worker.tempo)) for turn in range(12, 40)]
+    trace.run([*((10, each) for each in send), *looks])
+    assert any(tempo.pressed and tempo.steps == 4 for tempo in seen)
+    assert trace.worker.tempo == at_rest
+
+
 def test_a_device_that_may_be_hot_gets_smaller_chunks() -> None:
     """No temperature to be read, though limits exist: half of the slots, and chunks of half the size at most."""
     limits = GuardLimits(4, 85.0, 95.0)
