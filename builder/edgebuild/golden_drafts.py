@@ -41,6 +41,7 @@ class ReferenceDrafter:
         rows = torch.tensor(self._draft_tokens)
         with torch.device("meta"):
             reach = max(len(sequence.ids) for sequence in sequences) + length
+            reach = -(-reach // self._config.block_tokens) * self._config.block_tokens  # a cache holds whole blocks
             graph = MtpGraph(self._config, cache_tokens=reach, draft_tokens=len(rows))
         graph.mtp = load_mtp(self._drafter, self._config, torch.float32)
         for name, value in graph.constants().items():
