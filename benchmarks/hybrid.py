@@ -4,8 +4,8 @@ python benchmarks/hybrid.py export --shape 0.8b --directory D    (torch; any mac
 python benchmarks/hybrid.py build  --directory D                 (TensorRT-RTX, onnx)
 python benchmarks/hybrid.py run    --directory D --output benchmarks/results/hybrid-0.8b.json
 
-Random weights: shapes decide time and memory. A step of 4 rows is what three drafts cost the decoder, whatever of them is
-accepted; its floor reads the weights once, as that of one row does.
+Random weights: shapes decide time and memory. A step of 4 rows is what three drafts cost the decoder, whatever of them
+is accepted; its floor reads the weights once, as that of one row does.
 """
 
 from __future__ import annotations

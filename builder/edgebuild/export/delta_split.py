@@ -10,7 +10,7 @@ front  the rows before, in n blocks of 64: n = 0 in a decode cell, whose operati
        rounds of products, for at most 2^LEVELS blocks.
 
 Which row goes where follows from the row count alone. It is worked out from `positions`, which is the same tensor in
-every layer, so that the graph holds it once; rows are picked with `Gather`, which is one node whatever the shapes.
+every layer, so that the graph holds it once.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from edgebuild.models.hybrid_config import SPLIT_LEVELS as LEVELS
 
 TAIL = 8  # rows; a decode cell of more takes a block
 _MASKED = -1e30
+_END = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
 class _Cut:
     """Where rows go; the same in every layer.
 
-    front [n, 64], tail [TAIL]   int64: the row that stands there, 0 where none does
-    front_real, tail_real        float32: 1 where one does
-    back [q]                     int64: place of each row when the tail stands behind the front
-    blocks [n]                   int64: 0 .. n − 1
-    batch, front_rows            int64 [1]
+    front [n, 64]       int64: the row that stands there, 0 where none does
+    front_real          float32: 1 where one does
+    tail                int64 [1]: rows that the tail has more than there are, below 0 where it has fewer
+    first               int64 [1]: place of row 0 when the tail stands behind the front
+    blocks [n]          int64: 0 .. n − 1
+    batch, front_rows   int64 [1]
     """
 
     front: Any
     front_real: Any
     tail: Any
-    tail_real: Any
-    back: Any
+    first: Any
     blocks: Any
     batch: Any
     front_rows: Any
@@ -65,12 +66,15 @@ def gated_delta_split(
 
     def parts(x: Any, heads: tuple[int, int], width: int, *, masked: bool = False) -> tuple[Any, Any]:
         """[B, heads, q(, width)] → front [n, B, *heads, 64, width], tail [B, *heads, TAIL, width]."""
-        first, last = op.Gather(x, cut.front, axis=2), op.Gather(x, cut.tail, axis=2)
+        rank = len(x.shape)
+        # zeros before the first row, or (below 0) rows cut off there: one operation, which writes nothing into a state
+        pads = op.Concat(_ints(0, 0), cut.tail, _ints(*[0] * (2 * rank - 3)), axis=0)
+        last = op.Reshape(op.Pad(x, pads), _ints(0, *heads, TAIL, width))
+        first = op.Gather(x, cut.front, axis=2)
         if masked:
-            first, last = op.Mul(first, cut.front_real), op.Mul(last, cut.tail_real)
-        first = op.Transpose(first, perm=[2, 0, 1, 3, 4][: 1 + len(x.shape)])
-        first = op.Reshape(first, _ints(0, 0, *heads, DELTA_BLOCK, width))
-        return first, op.Reshape(last, _ints(0, *heads, TAIL, width))
+            first = op.Mul(first, cut.front_real)
+        first = op.Transpose(first, perm=[2, 0, 1, 3, 4][: 1 + rank])
+        return op.Reshape(first, _ints(0, 0, *heads, DELTA_BLOCK, width)), last
 
     keyed, valued = (key_heads, 1), (key_heads, repeat)
     pieces = [parts(x, keyed, key_dim) for x in (query, key)]
@@ -83,7 +87,7 @@ def gated_delta_split(
         shape = op.Concat(cut.batch, _ints(value_heads), cut.front_rows, _ints(value_dim), axis=0)
         early = op.Reshape(op.Transpose(early, perm=[1, 2, 3, 0, 4, 5]), shape, allowzero=1)
         whole = op.Concat(early, op.Reshape(late, _ints(0, value_heads, TAIL, value_dim)), axis=2)
-        return op.Gather(whole, cut.back, axis=2)
+        return op.Slice(whole, cut.first, _ints(_END), _ints(2))
 
     return joined(early_out, out), joined(early_written, written)
 
@@ -108,15 +112,11 @@ def _cut(positions: Any) -> _Cut:
     def front(x: Any) -> Any:
         return op.Reshape(op.Slice(x, _ints(0), front_rows, _ints(0)), shape, allowzero=1)
 
-    def tail(x: Any) -> Any:
-        return op.Reshape(op.Slice(x, front_rows, places, _ints(0)), _ints(TAIL))
-
     return _Cut(
         front=front(row),
         front_real=front(real),
-        tail=tail(row),
-        tail_real=tail(real),
-        back=op.Add(counted(rows), added),
+        tail=op.Sub(_ints(TAIL), rows),
+        first=added,
         blocks=counted(blocks),
         batch=op.Shape(positions, start=0, end=1),
         front_rows=front_rows,
@@ -174,11 +174,13 @@ def _tail(parts: list[Any], state: Any) -> tuple[Any, Any]:
     transposed = _flip(key, 5)
     system = op.Mul(op.Mul(beta, op.MatMul(key, transposed)), between)
     known = op.Mul(beta, op.Sub(value, op.Mul(grown, op.MatMul(key, state))))
+    known_rows, system_rows = (op.Split(x, axis=3, num_outputs=TAIL) for x in (known, system))
     solved: list[Any] = []
     for place in range(TAIL):
-        correction, factors = (op.Gather(x, _ints(place), axis=3) for x in (known, system))
+        correction = known_rows[place]
+        factors = op.Split(system_rows[place], axis=4, num_outputs=TAIL) if solved else ()
         for earlier, other in enumerate(solved):
-            correction = op.Sub(correction, op.Mul(op.Gather(factors, _ints(earlier), axis=4), other))
+            correction = op.Sub(correction, op.Mul(factors[earlier], other))
         solved.append(correction)
     written = op.Concat(*solved, axis=3)
     scores = op.Mul(op.MatMul(query, transposed), between)
