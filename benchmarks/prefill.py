@@ -17,7 +17,7 @@ from edgert.engine import Engine
 from edgert.manifest import Manifest
 from serving import device_bytes_in_use, finish, load_manifest, opened, requests_of, rounded
 
-WHAT = "a prompt to its first token, alone; llama.cpp's figures were taken apart, on another day (FINDINGS.md)"
+WHAT = "a prompt to its first token, alone; llama.cpp's figures were taken apart, on another day"
 LLAMA_CPP = {("0.6b", 512): 57_000, ("0.6b", 4096): 44_200, ("4b", 512): 23_300}  # tokens a second, -fa 1, graphs on
 # ledger line -> what the backend measures of it
 ACTUAL = {
