@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgert.backends.base import Backend, StepInputs, Ticket
+from edgert.backends.base import Backend, StepInputs
 from edgert.cells import Cell
 from edgert.costs import COSTS_NAME, LEAST_MS, StepCosts, load_costs
 from edgert.errors import ArtifactError
@@ -24,6 +24,7 @@ from edgert.output import Output
 from edgert.requests import Request
 from edgert.sampling import SamplingParams
 from edgert.step import empty_step
+from edgert.stepcosts import mean_step_ms
 
 if TYPE_CHECKING:
     from edgert.loading import Runtime
@@ -169,15 +170,7 @@ def measure_step(backend: Backend, step: StepInputs, clock: Callable[[], float])
 
 
 def _run(backend: Backend, step: StepInputs, count: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    flying: list[Ticket] = []
-    for _ in range(count):
-        flying.append(backend.launch(step))
-        if len(flying) > backend.run_ahead:
-            flying.pop(0).result()
-    for ticket in flying:
-        ticket.result()
-    return (clock() - start) * 1e3 / count
+    return mean_step_ms(backend, step, clock, count=count, ahead=backend.run_ahead)
 
 
 def measure_host_ms(runtime: Runtime, costs: StepCosts, clock: Callable[[], float]) -> float:

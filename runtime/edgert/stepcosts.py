@@ -26,25 +26,39 @@ def measure_step_costs(
 
     Each is measured in the cell that the scheduler would take at a short context. Raises BackendError.
     """
-    decode = [cell for cell in cells if cell.kind == "decode" and cell.batch <= slots]
     costs: dict[int, tuple[float, ...]] = {}
-    for batch in sorted({cell.batch for cell in decode}):
-        steps = []
-        for drafts in range(draft_length + 1):
-            enough = [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
-            if enough:
-                cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
-                steps.append(replace(empty_step(cell, 0), prime=drafts > 0, draft_length=drafts))
-        if len(steps) == draft_length + 1:
-            rounds = [[_time(backend, step, clock) for step in steps] for _ in range(REPEATS)]
-            costs[batch] = tuple(min(column) for column in zip(*rounds, strict=True))
+    for batch, taken in drafting_cells(cells, slots, draft_length).items():
+        steps = [
+            replace(empty_step(cell, 0), prime=drafts > 0, draft_length=drafts) for drafts, cell in enumerate(taken)
+        ]
+        rounds = [[_time(backend, step, clock) for step in steps] for _ in range(REPEATS)]
+        costs[batch] = tuple(min(column) for column in zip(*rounds, strict=True))
     return costs
+
+
+def drafting_cells(cells: Sequence[Cell], slots: int, draft_length: int) -> dict[int, tuple[Cell, ...]]:
+    """Decode batch → the cell that a step with 0..draft_length drafts takes at a short context; batches that lack one
+    are left out."""
+    decode = [cell for cell in cells if cell.kind == "decode" and cell.batch <= slots]
+    found: dict[int, tuple[Cell, ...]] = {}
+    for batch in sorted({cell.batch for cell in decode}):
+        enough = [
+            [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
+            for drafts in range(draft_length + 1)
+        ]
+        if all(enough):
+            found[batch] = tuple(min(each, key=lambda cell: (cell.kv_tier, cell.query_rows)) for each in enough)
+    return found
 
 
 def _time(backend: Backend, step: StepInputs, clock: Callable[[], float]) -> float:
     """ms of a step, as the worker launches such a one."""
     ahead = 0 if step.draft_length else backend.run_ahead
-    count = AHEAD if ahead else 1
+    return max(mean_step_ms(backend, step, clock, count=AHEAD if ahead else 1, ahead=ahead), 1e-6)
+
+
+def mean_step_ms(backend: Backend, step: StepInputs, clock: Callable[[], float], *, count: int, ahead: int) -> float:
+    """The mean of `count` steps in a row, `ahead` of which are launched before the oldest is read."""
     flying: deque[Ticket] = deque()
     start = clock()
     for _ in range(count):
@@ -53,4 +67,4 @@ def _time(backend: Backend, step: StepInputs, clock: Callable[[], float]) -> flo
             flying.popleft().result()
     while flying:
         flying.popleft().result()
-    return max((clock() - start) * 1e3 / count, 1e-6)
+    return (clock() - start) * 1e3 / count

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edgert.costs import StepCosts
 from edgert.drafting import DraftControl
 from edgert.scheduler import Limits
+from edgert.stepcosts import drafting_cells
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,9 @@ class Setting:
 
 def draft_control(setting: Setting) -> DraftControl:
     """As edgert.loading makes it: by the costs of the cells at a short context."""
-    length = setting.limits.draft_length
-    decode = [c for c in setting.limits.cells if c.kind == "decode" and c.batch <= setting.limits.slots]
-    by_batch: dict[int, tuple[float, ...]] = {}
-    for batch in sorted({cell.batch for cell in decode}):
-        costs = []
-        for drafts in range(length + 1):
-            enough = [cell for cell in decode if cell.batch == batch and cell.query_rows > drafts]
-            if enough:
-                cell = min(enough, key=lambda cell: (cell.kv_tier, cell.query_rows))
-                costs.append(setting.costs.step_ms(cell, cell.query_rows, drafts))
-        if len(costs) == length + 1:
-            by_batch[batch] = tuple(costs)
+    limits, length = setting.limits, setting.limits.draft_length
+    by_batch = {
+        batch: tuple(setting.costs.step_ms(cell, cell.query_rows, drafts) for drafts, cell in enumerate(taken))
+        for batch, taken in drafting_cells(limits.cells, limits.slots, length).items()
+    }
     return DraftControl(length, costs_ms=by_batch, threshold=setting.threshold)
