@@ -138,7 +138,7 @@ def test_short_memory_that_comes_back_in_time_refuses_nothing() -> None:
 
 
 def test_an_engine_held_by_a_guard_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgert.engine.POLL_S", 0.01)
+    monkeypatch.setattr("edgert.loop.POLL_S", 0.01)
     monkeypatch.setattr("edgert.guards.guard.POLL_S", 0.01)
     reads = itertools.count()
     sensors = Sensed(96.0)
