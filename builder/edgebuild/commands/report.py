@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ from edgert.integrity import check_files
 from edgert.manifest import load_manifest
 
 from edgebuild.errors import OutputError
+from edgebuild.files import write_whole
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -43,10 +43,7 @@ def report(
 
 def _write(target: Path, text: str) -> None:
     """Whole or not at all. Raises OutputError."""
-    hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        hidden.write_text(text, encoding="utf-8")
-        os.replace(hidden, target)
+        write_whole(target, text)
     except OSError as error:
-        hidden.unlink(missing_ok=True)
         raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from None

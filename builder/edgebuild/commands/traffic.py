@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgebuild.errors import TrafficError
+from edgebuild.files import write_whole
 from edgebuild.traffic import KNOWN_FORMATS, Histogram, dump_histogram, read_traffic
 from edgebuild.traffic.histogram import percentile
 from edgebuild.traffic.histogram_file import shown_text
@@ -145,13 +145,8 @@ def _renamed(histogram: Histogram, name: str | None, attribution: str | None) ->
 
 def _write(path: Path, text: str) -> None:
     """Write a file so that it is either whole or not there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise TrafficError(f"{path}: {error.strerror or error}") from error
 

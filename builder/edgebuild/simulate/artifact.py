@@ -8,7 +8,6 @@ Costs come from, in this order: a file that is named, the artifact's costs.json,
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from edgert.slots import slots_to_allocate
 from edgert.tempo import Targets
 
 from edgebuild.errors import ProfileError, SimulationError
+from edgebuild.files import write_whole
 from edgebuild.plan.from_profile import CPU, GPU
 from edgebuild.profile import load_profile
 from edgebuild.simulate import estimate
@@ -106,13 +106,8 @@ def measure(directory: Path, progress: Callable[[int, int], None] | None = None)
 
 def write_costs(path: Path, costs: StepCosts) -> None:
     """Whole or not at all. Raises ArtifactError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            beside.write_text(costs.dump(), encoding="utf-8")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_whole(path, costs.dump())
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror or error}", hint="is the artifact writable?") from None
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from edgert.manifest import Manifest
 
 from edgebuild.artifact import canonical_json
 from edgebuild.errors import OutputError
+from edgebuild.files import write_whole
 from edgebuild.tune.candidates import TUNED_KEYS, Settings, current_settings
 
 
@@ -41,22 +39,10 @@ def rest_sha256(text: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The whole file or the old one. Raises OutputError."""
+    """The whole file or the old one, in a folder that is made where it is missing. Raises OutputError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(file, "w", encoding="utf-8") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            Path(name).chmod(mode)
-            Path(name).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}", hint="give --output FILE") from None
 
