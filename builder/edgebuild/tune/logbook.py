@@ -1,7 +1,7 @@
 """`tuning.jsonl`: one JSON object a line (see records), appended, flushed, and read strictly.
 
 A line that was cut off while it was written is the only damage that is forgiven: it is the last one and has no newline.
-Anything else that is wrong is refused with its line. Knows lines, not what they are for.
+Anything else that is wrong is refused with its line, and a file that is no logbook is left as it is. Knows lines, not what they are for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from edgebuild.tune.records import FORMAT_VERSION, Result, Trial
 
 LOGBOOK_NAME = "tuning.jsonl"
 MAX_LOGBOOK_BYTES = 64 << 20
+FIRST_BYTES = b'{"format_version":'  # of every line
 KINDS: dict[str, type[Trial] | type[Result]] = {"trial": Trial, "result": Result}
 
 Line: TypeAlias = Trial | Result
@@ -84,7 +85,8 @@ def parse_line(line: bytes, where: str) -> Line:
 class LogbookWriter:
     """`with LogbookWriter(path) as book:` holds the file alone; `append` returns when the line is on the disk.
 
-    A half-written last line is cut off first; `torn_bytes` says how much that was.
+    A half-written last line is cut off first; `torn_bytes` says how much that was. A file with anything else that no
+    logbook has is refused untouched: `--logbook` may name the wrong file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,7 +110,11 @@ class LogbookWriter:
             raise TuningError(
                 f"{self.path}: another tuning run writes to it", hint="wait for it, or give another --logbook"
             ) from None
-        self._cut_torn_line(self._file)
+        try:
+            self._cut_torn_line(self._file)
+        except TuningError:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -143,9 +149,17 @@ class LogbookWriter:
                 end = start + at + 1
                 break
             end = start
-        self.torn_bytes = size - end
-        if self.torn_bytes:
+        torn = size - end
+        if torn:
+            read_logbook(self.path)
+            start = os.pread(file, len(FIRST_BYTES), end)
+            if start != FIRST_BYTES[: len(start)]:
+                raise TuningError(
+                    f"{self.path}: not a logbook: its last line has no end and begins with {start!r}",
+                    hint="give another --logbook",
+                )
             os.ftruncate(file, end)
+        self.torn_bytes = torn
 
 
 def _write_all(file: int, data: bytes, write: Callable[[int, bytes], int]) -> None:

@@ -52,11 +52,23 @@ def test_a_file_cut_at_any_byte_of_its_last_line_still_holds_the_others(book: Pa
         assert book.read_bytes() == data[:start]
 
 
+@pytest.mark.parametrize(
+    "content", [b"a thesis, without a newline", b'{"prompt": "mine"}\n{"prompt": "the last"}', b'{"prompt": "one"}']
+)
+def test_a_file_that_is_no_logbook_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content)
+    for _ in range(2):  # the lock is let go as well
+        with pytest.raises(TuningError, match=r"mine.txt.*another --logbook"), LogbookWriter(path):
+            pass
+    assert path.read_bytes() == content
+
+
 def test_one_long_torn_line_is_cut_off_whole(tmp_path: Path) -> None:
     book = tmp_path / "book.jsonl"
-    book.write_bytes(b"{" * 200_000)
+    book.write_bytes(b'{"format_version":1,"kind":"' + b"t" * 200_000)
     with LogbookWriter(book) as writer:
-        assert writer.torn_bytes == 200_000
+        assert writer.torn_bytes == 200_028
     assert book.read_bytes() == b""
 
 
