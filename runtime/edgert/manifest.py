@@ -58,10 +58,6 @@ TOP_KEYS = (
     *("format_version", "name", "edgebuild_version", "tools", "state", "model", "source", "backend"),
     *("context_tokens", "cache_tokens", "slots", "cells", "tensors", "states", "memory", "draft", "traffic", "files"),
 )
-MODEL_KEYS = (
-    *("family", "name", "identity", "hidden_size", "layers", "vocabulary_size", "token_limit"),
-    *("eos_token_ids", "bos_token_id", "context_tokens"),
-)
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 
 

@@ -154,5 +154,4 @@ class Finished:
     error: Exception | None = None
 
 
-Active: TypeAlias = Prefilling | Decoding
 State: TypeAlias = Waiting | Prefilling | Decoding | Finished

@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What a phase is, for people; `prefill-N` and `decode-N` carry the chunk's rows or the batch.
-PHASES = {
-    "opened": "weights, caches and buffers are there",
-    "compiled": "every kernel is compiled",
-    "warmed_up": "every cell ran once, graphs are captured",
-    "checked": "golden vectors compared",
-}
-
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines: the first column to the left, the others to the right, but for a last one headed ""."""

@@ -23,7 +23,6 @@ from graph_runner import GraphRunner
 from safetensors.torch import load_file, save_file
 
 CACHE = 224
-DENSE_LAYERS = {"num_experts": 0}
 VARIANTS: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_5": (toys.make_qwen3_5, {}),
     "qwen3_5-untied-nested": (toys.make_qwen3_5, {"tied": False, "nested": True}),

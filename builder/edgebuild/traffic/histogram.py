@@ -92,18 +92,6 @@ class Histogram:
             found.append(f"tasks sum to {sum(self.tasks.values()):,}, more than {self.requests:,} requests")
         return found
 
-    def prompt_percentile(self, percent: float) -> int:
-        """The shortest prompt length that at least `percent` % of the requests do not exceed (nearest rank)."""
-        return percentile(self.prompt_counts, percent)
-
-    def output_percentile(self, percent: float) -> int:
-        """The shortest output length that at least `percent` % of the requests do not exceed (nearest rank)."""
-        return percentile(self.output_counts, percent)
-
-    def decode_context_percentile(self, percent: float) -> int:
-        """The context length that at least `percent` % of the decode steps do not exceed (nearest rank)."""
-        return percentile(self.decode_context_counts, percent)
-
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens of all requests together."""

@@ -1,7 +1,8 @@
 """`tuning.jsonl`: one JSON object a line (see records), appended, flushed, and read strictly.
 
 A line that was cut off while it was written is the only damage that is forgiven: it is the last one and has no newline.
-Anything else that is wrong is refused with its line, and a file that is no logbook is left as it is. Knows lines, not what they are for.
+Anything else that is wrong is refused with its line, and a file that is no logbook is left as it is. Knows lines, not
+what they are for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pydantic import ValidationError
 from edgebuild.errors import TuningError
 from edgebuild.tune.records import FORMAT_VERSION, Result, Trial
 
-LOGBOOK_NAME = "tuning.jsonl"
 MAX_LOGBOOK_BYTES = 64 << 20
 FIRST_BYTES = b'{"format_version":'  # of every line
 KINDS: dict[str, type[Trial] | type[Result]] = {"trial": Trial, "result": Result}

@@ -30,8 +30,6 @@ from edgebuild.tune.runner import Runner
 from edgebuild.tune.search import Look, Setup, Tuner, show_setting
 from edgebuild.tune.workload import Shape, is_prompts, make_work
 
-CLOCKS_OF_A_CPU = "none"
-
 
 @dataclass(frozen=True)
 class Ask:
