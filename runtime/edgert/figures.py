@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgert.tables import wrapped_table
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -71,22 +73,4 @@ def figure_table(rows: Sequence[tuple[str, Mapping[str, float | None]]], label: 
     """The table as text: a row for each (name, figures)."""
     columns = shown_figures([figures for _, figures in rows])
     cells = [[name, *(figure.show(figures.get(figure.key)) for figure in columns)] for name, figures in rows]
-    return text_table([label, *(figure.title for figure in columns)], cells)
-
-
-def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under titles that are wrapped at their spaces; the first left-aligned, the others right-aligned."""
-    head = [title.split(" ") for title in titles]
-    height = max(len(words) for words in head)
-    head = [[""] * (height - len(words)) + words for words in head]
-    widths = [
-        max(max(len(word) for word in head[at]), *(len(row[at]) for row in rows), 0) if rows else len(titles[at])
-        for at in range(len(titles))
-    ]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = [(f"{cell:<{width}}", f"{cell:>{width}}") for cell, width in zip(cells, widths, strict=True)]
-        return "  ".join([first[0], *(right for _, right in others)]).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([*(line([words[at] for words in head]) for at in range(height)), rule, *map(line, rows)])
+    return "\n".join(wrapped_table([label, *(figure.title for figure in columns)], cells))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines: the first column to the left, the others to the right, but for a last one headed ""."""
-    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
     last = len(columns) - 1
+    return _aligned([columns, *rows], left={0} if columns[last] else {0, last})
 
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            text.ljust(width) if at == 0 or (at == last and not columns[at]) else text.rjust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
 
-    return [line(columns), *(line(row) for row in rows)]
+def wrapped_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines: titles that are wrapped at their spaces, a rule, and the rows; the first column to the left."""
+    words = [title.split(" ") for title in titles]
+    height = max(map(len, words))
+    head = list(zip(*([""] * (height - len(each)) + each for each in words), strict=True))
+    rule = ["-" * max(map(len, column)) for column in zip(*head, *rows, strict=True)]
+    return _aligned([*head, rule, *rows], left={0})
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: Set[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def memory_table(phases: Mapping[str, int], planned_bytes: int | None = None, baseline_bytes: int = 0) -> list[str]:

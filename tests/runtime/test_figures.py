@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.figures import FIGURES, figure_table, shown_figures, text_table
+from edgert.figures import FIGURES, figure_table, shown_figures
 
 
 def test_unknown_is_a_dash_and_a_column_that_nobody_has_is_left_out() -> None:
@@ -11,13 +11,6 @@ def test_unknown_is_a_dash_and_a_column_that_nobody_has_is_left_out() -> None:
     lines = figure_table([("baseline", rows[0]), ("with graphs", rows[1])]).splitlines()
     assert lines[-2].split() == ["baseline", "20.25", "-"]
     assert lines[-1].split() == ["with", "graphs", "-", "1,234.6"]
-
-
-def test_columns_stand_under_their_titles() -> None:
-    lines = text_table(["run", "longest gap ms"], [["a long name", "1.0"], ["b", "1,000.0"]]).splitlines()
-    assert lines[0].split() == ["longest"]
-    assert {len(line) for line in lines} == {len(lines[-1])}
-    assert text_table(["run"], []).splitlines()[0] == "run"
 
 
 def test_every_figure_says_which_way_is_better_and_prints_with_its_unit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgert.capture import cell_states, counts
 from edgert.cells import Cell
 from edgert.graphs import graph_keys
-from edgert.tables import acceptance_table, cells_table, memory_table, table
+from edgert.tables import acceptance_table, cells_table, memory_table, table, wrapped_table
 
 MB = 1_000_000
 
@@ -40,6 +40,19 @@ def test_the_cells_that_ran_most_come_first_and_the_rest_is_summed() -> None:
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table(("a", "b"), [("longer", "1"), ("x", "1000")]) == ["a          b", "longer     1", "x       1000"]
+
+
+def test_columns_stand_under_their_wrapped_titles() -> None:
+    lines = wrapped_table(["run", "longest gap ms"], [["a long name", "1.0"], ["b", "1,000.0"]])
+    assert lines == [
+        "             longest",
+        "                 gap",
+        "run               ms",
+        "-----------  -------",
+        "a long name      1.0",
+        "b            1,000.0",
+    ]
+    assert wrapped_table(["run"], []) == ["run", "---"]
 
 
 def test_how_each_cell_runs_and_why() -> None:
