@@ -1,4 +1,4 @@
-"""docs/architecture.md says where things live: every module and package can be found there, and what it names exists."""
+"""docs/architecture.md says where things live: all modules and packages stand there, and what it names exists."""
 
 from __future__ import annotations
 
