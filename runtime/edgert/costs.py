@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgert.cells import Cell
-from edgert.errors import ConfigError
+from edgert.errors import ArtifactError, ConfigError
 from edgert.strictjson import Node, parse_json, read_bounded
 
 COSTS_NAME = "costs.json"
@@ -180,8 +180,11 @@ def parse_costs(data: bytes, name: str = COSTS_NAME) -> StepCosts:
 
 
 def load_costs(path: Path) -> StepCosts:
-    """costs.json at `path`. Raises ArtifactError."""
-    return parse_costs(read_bounded(path, MAX_COSTS_BYTES), str(path))
+    """costs.json at `path`. Raises ArtifactError: the artifact is sound without it, what helps is to measure again."""
+    try:
+        return parse_costs(read_bounded(path, MAX_COSTS_BYTES), str(path))
+    except ArtifactError as error:
+        raise ArtifactError(error.args[0], hint="measure again: edgebuild simulate ARTIFACT --measure") from None
 
 
 def require_costs(costs: StepCosts, cells: Sequence[Cell]) -> None:

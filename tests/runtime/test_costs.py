@@ -52,6 +52,18 @@ def test_a_damaged_file_is_refused(change: dict[str, Any], pattern: str) -> None
         parse_costs(json.dumps({**COSTS.to_json(), **change}).encode())
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b'{"format_version"', b"\xff\xfe", COSTS.dump().replace("0.25", "NaN").encode(), None]
+)
+def test_what_helps_against_a_damaged_file_is_to_measure_again(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "costs.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"costs\.json.*\(measure again: edgebuild simulate") as caught:
+        load_costs(path)
+    assert "rebuild" not in str(caught.value)
+
+
 def test_a_cost_that_is_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match=r"decode-2x1@128: \(0,\) are not milliseconds"):
         replace(COSTS, cells={SMALL: (0,)})
