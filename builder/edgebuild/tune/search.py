@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 from edgert.bench import BenchRequest
@@ -97,7 +98,8 @@ class Tuner:
         settings = options.baseline_settings(setup.manifest, setup.config, setup.work.record.concurrency)
         baseline = self._trial("baseline", settings, lambda _: ("baseline", "what the changes are measured against"))
         if baseline.figures is None:
-            raise TuningError(f"the baseline failed: {baseline.reason}", hint=f"edgert doctor {setup.path}")
+            hint = f"edgert doctor {quote(str(setup.path))}"
+            raise TuningError(f"the baseline failed: {baseline.reason}", hint=hint)
         winners = [baseline]
         for step in (*options.MECHANISMS, *options.REFINEMENTS):
             self._step(step, winners)

@@ -121,6 +121,12 @@ def test_a_baseline_that_fails_ends_the_run(setup: Setup, book: Path) -> None:
     assert read_logbook(book).trials[0].verdict == "failed"
 
 
+def test_the_command_in_the_error_of_a_baseline_can_be_pasted(tmp_path: Path) -> None:
+    setup = make_setup(make_artifact(tmp_path / "my model"), tmp_path)
+    with pytest.raises(TuningError, match=r"\(edgert doctor '.*/my model'\)"):
+        run(setup, tmp_path / "book.jsonl", FakeDevice(fails=lambda _: "no device"))
+
+
 def test_limits_make_goodput_decide(artifact: Path, tmp_path: Path, book: Path) -> None:
     def speed(overrides: Mapping[str, Any]) -> dict[str, float]:
         return {**plain_speed(overrides), "goodput_requests_per_s": 2.0 if overrides["enable_mtp"] else 3.0}
