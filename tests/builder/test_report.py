@@ -10,24 +10,29 @@ import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from edgebuild.errors import ReportError
-from edgebuild.report import Evidence, Sources, build_facts, render_report
+from edgebuild.report import Evidence, Sources, build_facts, read_sources, render_report
 from edgebuild.report.charts import WIDTH, histogram_chart
 from edgebuild.report.evidence import pick_trials
 from edgebuild.report.memory import measured_lines, waterfall
 from edgebuild.tune.logbook import Logbook
 from edgebuild.tune.records import Result, Trial
 from edgert.capture import CellState
+from edgert.costs import StepCosts
 from edgert.golden import GoldenReport
 from edgert.headroom import Headroom
+from edgert.manifest import load_manifest
 from edgert.selfcheck import SelfCheck
 from hypothesis import given
 from hypothesis import strategies as st
 from report_toys import CONFIG, DOCTOR, MANIFEST, PLAN, SOURCES, TRAFFIC, bench, full_evidence, trial
-from toy_artifact import toy_manifest
+from toy_artifact import make_artifact, toy_manifest
+
+PROFILES = Path(__file__).parents[2] / "profiles"
 
 
 def page_of(evidence: Evidence = Evidence(), sources: Sources = SOURCES) -> str:  # noqa: B008
@@ -165,6 +170,26 @@ def test_headroom_says_what_it_costs() -> None:
     assert "of the most" in page_of(Evidence(benches=(("evening", bench()),)))
     costs = replace(SOURCES, headroom=Headroom(3, 4, 80.0, 100.0))
     assert "3 of 4 slots are admitted, 80.0 instead of 100.0 tokens/s (by costs.json)" in page_of(sources=costs)
+
+
+@pytest.mark.parametrize(("change", "used"), [({}, True), ({"model": "f" * 64}, False), ({"cells": 1}, False)])
+def test_costs_that_a_load_leaves_out_say_nothing_of_the_headroom(
+    tmp_path: Path, change: dict[str, Any], used: bool
+) -> None:
+    artifact = make_artifact(tmp_path / "toy")
+    (artifact / "plan.json").write_text("{}")
+    (artifact / "traffic.yaml").write_text((PROFILES / "traffic" / "steady-chat.yaml").read_text())
+    manifest = load_manifest(artifact)
+    costs = StepCosts(
+        "measured", "here", "onnxruntime", "1", manifest.model.identity, "written", 0, 0.0,
+        dict.fromkeys(manifest.cells, (2.0,)),
+    )  # fmt: skip
+    if "model" in change:
+        costs = replace(costs, model=change["model"])
+    if "cells" in change:
+        costs = replace(costs, cells={cell: (2.0,) for cell in manifest.cells[:1]})
+    (artifact / "costs.json").write_text(costs.dump())
+    assert (read_sources(artifact, manifest).headroom is not None) == used
     assert "edgebuild simulate ARTIFACT --traffic FILE --measure" in page_of()
 
 

@@ -61,8 +61,10 @@ def read_sources(artifact: Path, manifest: Manifest) -> Sources:
     histogram = read_traffic(artifact / "traffic.yaml")
     if not (artifact / COSTS_NAME).is_file():
         return Sources(manifest.to_json(), plan, histogram, config)
-    limits = limits_of(config, config.select_cells(manifest), config.slots, any_first_slot=False)
-    rules = replace(limits, costs=load_costs(artifact / COSTS_NAME)).rules
+    costs, cells = load_costs(artifact / COSTS_NAME), config.select_cells(manifest)
+    if costs.model not in ("", manifest.model.identity) or costs.missing(cells):  # a load leaves them out too
+        return Sources(manifest.to_json(), plan, histogram, config)
+    rules = replace(limits_of(config, cells, config.slots, any_first_slot=False), costs=costs).rules
     headroom = slots_within(rules, config.slots, config.throughput_headroom_fraction)
     return Sources(manifest.to_json(), plan, histogram, config, headroom)
 
