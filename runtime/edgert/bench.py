@@ -109,7 +109,10 @@ def _from_histogram(path: Path) -> Draws:
     try:
         document = yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, *BAD_YAML_VALUE) as error:
-        raise TrafficFileError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+        raise TrafficFileError(
+            f"{path}: not YAML: {str(error).splitlines()[0]}",
+            hint="give a histogram YAML or a CSV; edgebuild traffic makes one of any trace",
+        ) from None
     if not isinstance(document, dict) or document.get("edgebuild_traffic") != 1:
         raise TrafficFileError(
             f"{path}: not a traffic histogram (edgebuild_traffic: 1)", hint="make one with: edgebuild traffic"

@@ -69,6 +69,7 @@ def test_the_bundled_traffic_is_read() -> None:
         ("a.csv", "ContextTokens,GeneratedTokens\nx,y\n", "no row has both"),
         ("a.yaml", "runtime: 1", "not a traffic histogram"),
         ("a.yaml", "{", "not YAML"),
+        ("own.jsonl", '{"prompt": "a"}\n{"prompt": "b"}\n', "not YAML.*edgebuild traffic"),
         ("a.yaml", "name: !!timestamp x", "not YAML"),
         ("a.yaml", HISTOGRAM.replace("10:1", "ten:1"), "prompt_counts"),
         ("a.yaml", HISTOGRAM.replace("4:3 8:1", ""), "no requests"),
