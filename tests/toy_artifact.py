@@ -43,6 +43,8 @@ runtime:
   mtp_acceptance_threshold: 0.6
   ttft_target_ms: null
   itl_target_ms: null
+  itl_p95_ratio: null
+  tpot_target_ms: null
   slots: 4
   context_tokens: 256
   queue_limit: 64

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from edgert.costs import StepCosts
 from edgert.errors import ArtifactError, BackendError, ConfigError, GoldenMismatch
 from edgert.golden import GoldenReport
 from edgert.manifest import (
@@ -74,10 +75,12 @@ def build(
     max_cells: int | None = None,
     engine: bool = True,
     tuned: Tuned | None = None,
+    costs: StepCosts | None = None,
 ) -> Built:
     """Build an artifact at `output`. Raises EdgebuildError or EdgertError; on any error nothing is left behind.
 
-    engine: False stops after ONNX, though this machine could go on. tuned: what was measured on the device.
+    engine: False stops after ONNX, though this machine could go on. tuned: what was measured on the device, and costs:
+    of an earlier build's cells.
     """
     if not engine and profile.backend == "onnxruntime":
         raise EngineError("onnxruntime runs the ONNX file itself: there is no engine to leave for the device")
@@ -93,7 +96,7 @@ def build(
     with stages.stage("plan"):
         limit = min(checkpoint.tokenizer.token_limit, config.vocabulary_size)
         shape = None if drafter is None else drafter_shape(config, profile, limit, drafter.acceptance)
-        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape, tuned)
+        plan = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, shape, tuned, costs)
     drafter = drafter if plan.draft.length else None
     if drafter is not None and tuned is not None:
         drafter = replace(drafter, first=tuned.used_tokens)

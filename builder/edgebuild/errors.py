@@ -72,6 +72,6 @@ class ReportError(EdgebuildError):
 
 
 class SimulationError(EdgebuildError):
-    """A simulation without costs, or with those of something else."""
+    """A simulation or a plan without costs, or with those of something else."""
 
     exit_code = 13

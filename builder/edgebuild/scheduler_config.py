@@ -20,6 +20,9 @@ The file is one mapping, `runtime:`, with exactly these keys (edgert.config read
     mtp_acceptance_threshold     float 0..1     drafting stops where measured acceptance falls below this
     ttft_target_ms               float | null   time to first token to keep; past it prefill goes first
     itl_target_ms                float | null   gap between tokens to keep; chunks are cut to it while streams decode
+    itl_p95_ratio                float | null   p95 of a stream's gaps while prompts are read ÷ a plain step; a chunk
+                                                that stretches a gap past it is followed by 21 tokens of each stream
+    tpot_target_ms               float | null   time per token to keep; pressure lowers the ratio no further than that
     slots                        int            sequences held at once, at most the artifact's slots
     context_tokens               int            prompt + output tokens of one sequence, at most the artifact's
     queue_limit                  int            requests waiting beyond the slots before a new one is refused
@@ -111,6 +114,14 @@ def scheduler_entries(plan: Plan) -> dict[str, Entry]:
         "itl_target_ms": (
             plan.limits.itl_ms,
             _target("chunks are cut to it while streams decode, by measured costs", plan.limits.itl_ms),
+        ),
+        "itl_p95_ratio": (
+            plan.limits.itl_p95_ratio,
+            _target("a chunk past it is followed by 21 tokens of each stream", plan.limits.itl_p95_ratio),
+        ),
+        "tpot_target_ms": (
+            plan.limits.tpot_ms,
+            _target("while prompts wait the ratio goes no lower than this allows", plan.limits.tpot_ms),
         ),
         "slots": (plan.slots, "sequences held at once; from the profile, checked by the memory ledger"),
         "context_tokens": (

@@ -51,6 +51,8 @@ class RuntimeConfig:
     mtp_acceptance_threshold: float
     ttft_target_ms: float | None
     itl_target_ms: float | None
+    itl_p95_ratio: float | None
+    tpot_target_ms: float | None
     slots: int
     context_tokens: int
     queue_limit: int
@@ -122,6 +124,8 @@ def default_config(manifest: Manifest) -> RuntimeConfig:
         mtp_acceptance_threshold=0.0,
         ttft_target_ms=None,
         itl_target_ms=None,
+        itl_p95_ratio=None,
+        tpot_target_ms=None,
         slots=manifest.slots,
         context_tokens=manifest.context_tokens,
         queue_limit=256,
@@ -141,6 +145,8 @@ NEWER_KEYS = {
     "adaptive": "true",
     "ttft_target_ms": "null",
     "itl_target_ms": "null",
+    "itl_p95_ratio": "null",
+    "tpot_target_ms": "null",
     "throughput_headroom_fraction": "0.0",
 }
 
@@ -309,6 +315,8 @@ def parse_config(text: str, manifest: Manifest, overrides: Mapping[str, Any] | N
         mtp_acceptance_threshold=at["mtp_acceptance_threshold"].number(0.0, 1.0),
         ttft_target_ms=at["ttft_target_ms"].number_or_null(0.001, MAX_TARGET_MS),
         itl_target_ms=at["itl_target_ms"].number_or_null(0.001, MAX_TARGET_MS),
+        itl_p95_ratio=at["itl_p95_ratio"].number_or_null(1.0, 1e3),
+        tpot_target_ms=at["tpot_target_ms"].number_or_null(0.001, MAX_TARGET_MS),
         slots=at["slots"].integer(1, manifest.slots, note=", the artifact's slots"),
         context_tokens=at["context_tokens"].integer(1, manifest.context_tokens, note=", the artifact's context"),
         queue_limit=at["queue_limit"].integer(0, 1_000_000),

@@ -233,7 +233,7 @@ def limits_of(config: RuntimeConfig, cells: tuple[Cell, ...], slots: int, *, any
         ratio=Ratio(low, config.prefill_decode_ratio, high),
         adaptive=config.adaptive,
         draft_length=config.draft_length,
-        targets=Targets(config.ttft_target_ms, config.itl_target_ms),
+        targets=Targets(config.ttft_target_ms, config.itl_target_ms, config.itl_p95_ratio, config.tpot_target_ms),
     )
 
 

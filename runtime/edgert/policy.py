@@ -34,6 +34,18 @@ def decode_steps_per_chunk(backlog_tokens: int, chunk_tokens: int, ratio: Ratio)
     return min(max(ratio.base + 2 - chunks, ratio.low), ratio.high)
 
 
+# With fewer than one gap in so many stretched by a chunk, the 95th percentile of a stream's gaps is a plain step.
+LATE_ONE_IN = 20
+
+
+def smooth_steps(rounds: int) -> int:
+    """The least r with which fewer than 5 % of a stream's gaps hold a chunk; every `rounds` steps it gets a token.
+
+    Fewer, not as many: at exactly one in twenty a percentile that interpolates takes a share of the long gap.
+    """
+    return LATE_ONE_IN * rounds + 1
+
+
 @dataclass(frozen=True)
 class PrefillCandidate:
     """remaining, passed_over: as in requests.Prefilling. arrival: smaller came first."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgert.costs import StepCosts
-from edgert.policy import Ratio, decode_steps_per_chunk
+from edgert.policy import Ratio, decode_steps_per_chunk, smooth_steps
 
-# A chunk is made larger again only when the gap then stays this far below its target.
+# A chunk is made larger again only when the gap then stays this far below its target, and so for fewer steps and TPOT.
 GAP_MARGIN = 0.9
 # Pressure begins where the time to the first token is predicted to reach this share of its target, and ends below that.
 PRESSED_FROM, PRESSED_UNTIL = 1.0, 0.5
@@ -28,10 +28,17 @@ PUT_OFF = 0.2
 
 @dataclass(frozen=True)
 class Targets:
-    """Latencies to keep, None = none. itl_ms: the longest gap between two tokens of a stream."""
+    """Latencies to keep, None = none.
+
+    itl_ms          the longest gap between two tokens of a stream
+    itl_p95_ratio   the 95th percentile of a stream's gaps while prompts are read, against a plain step
+    tpot_ms         time per token of a stream while prompts are read; bounds how far pressure takes steps away
+    """
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    itl_p95_ratio: float | None = None
+    tpot_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,11 @@ def decide(rules: Rules, load: Load, before: Tempo) -> Tempo:
     pressed = _pressed(rules, load, before.pressed)
     if not load.decoding or not load.prefilling:
         return Tempo(largest, rules.ratio.base, drafts, pressed)
-    steps = _steps(rules, load, pressed)
+    least = _least_steps(rules, load, before)
+    steps = max(least, _steps(rules, load, pressed))
     rows, cut = _chunk(rules, load, before, largest, steps, pressed)
     if cut:  # smaller chunks than the prompt would like: fewer steps between them make up for it
-        steps = rules.ratio.low
+        steps = least
     if rules.targets.itl_ms is not None:
         drafts = _drafts_within(rules, load, rows, drafts)
     return Tempo(rows, steps, drafts, pressed)
@@ -138,7 +146,8 @@ def decide(rules: Rules, load: Load, before: Tempo) -> Tempo:
 def owed(rules: Rules, tempo: Tempo, chunk_rows: int, load: Load) -> int:
     """Decode steps due after a chunk of `chunk_rows` (0 = none yet): its share of those of a full chunk, by its time.
 
-    At least one for every decoding stream, so that the longest gap is one chunk and one step.
+    At least one for every decoding stream, so that the longest gap is one chunk and one step. A chunk that stretches
+    a gap past itl_p95_ratio owes all of them whatever its size, and so many that such gaps stay below one in twenty.
     """
     if not rules.adaptive or not chunk_rows:
         return max(rules.rounds(load.decoding), tempo.steps)
@@ -147,9 +156,38 @@ def owed(rules: Rules, tempo: Tempo, chunk_rows: int, load: Load) -> int:
 
 def _owed(rules: Rules, steps: int, chunk_rows: int, load: Load) -> int:
     largest = rules.chunks[-1]
+    if _rough(rules, load, chunk_rows):
+        return max(steps, smooth_steps(rules.rounds(load.decoding)))
     part, whole = (rules.chunk_ms(rows, load.prompt_end) for rows in (chunk_rows, largest))
     share = chunk_rows / largest if part is None or not whole else part / whole
     return max(rules.rounds(load.decoding), round(steps * min(1.0, share)))
+
+
+def _rough(rules: Rules, load: Load, chunk_rows: int) -> bool:
+    """Whether a gap with this chunk in it is past itl_p95_ratio; what is not known is."""
+    ratio = rules.targets.itl_p95_ratio
+    if ratio is None:
+        return False
+    part, step = rules.chunk_ms(chunk_rows, load.prompt_end), rules.decode_ms(load.decoding, load.length)
+    if part is None or step is None:
+        return True
+    quiet = rules.rounds(load.decoding) * step
+    return part + quiet > ratio * quiet
+
+
+def _least_steps(rules: Rules, load: Load, before: Tempo) -> int:
+    """The fewest steps a full chunk that keep tpot_ms, fewer than before only with room to spare; `ratio.base` where
+    none keep it. Drafts are not counted: what they bring is on top."""
+    target, low, base = rules.targets.tpot_ms, rules.ratio.low, rules.ratio.base
+    whole, step = rules.chunk_ms(rules.chunks[-1], load.prompt_end), rules.decode_ms(load.decoding, load.length)
+    if target is None or whole is None or step is None:
+        return low
+    rounds = rules.rounds(load.decoding)
+    for steps in range(low, base):
+        token_ms = rounds * (step + whole / max(rounds, steps))
+        if token_ms <= target * (1.0 if steps >= before.steps else GAP_MARGIN):
+            return steps
+    return base
 
 
 def _cooled(value: int, load: Load) -> int:

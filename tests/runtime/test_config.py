@@ -110,7 +110,8 @@ def test_fewer_slots_drop_the_batches_that_they_cannot_fill_and_say_so(caplog: p
 
 
 def test_a_file_from_before_the_policy_is_read_as_adaptive_without_targets() -> None:
-    newer = ("adaptive", "ttft_target_ms", "itl_target_ms", "throughput_headroom_fraction")
+    newer = ("adaptive", "ttft_target_ms", "itl_target_ms", "itl_p95_ratio", "tpot_target_ms")
+    newer += ("throughput_headroom_fraction",)
     lines = [line for line in SCHEDULER.splitlines() if line.split(":")[0].strip() not in newer]
     config = parse_config("\n".join(lines) + "\n", MANIFEST)
     assert config == replace(parse_config(SCHEDULER, MANIFEST))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from edgert.cells import Cell
 from edgert.costs import StepCosts
-from edgert.policy import Ratio
+from edgert.policy import Ratio, smooth_steps
 from edgert.tempo import GAP_MARGIN, LEAST_SPEED, Load, Rules, Targets, Tempo, decide, first_tempo, owed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,11 @@ def table(launch_ms: float, row_ms: float, draft_ms: float = 0.5) -> StepCosts:
 
 costs_strategy = st.one_of(st.none(), st.builds(table, st.floats(0.5, 50), st.floats(0.01, 2)))
 targets_strategy = st.builds(
-    Targets, st.one_of(st.none(), st.floats(1, 10_000)), st.one_of(st.none(), st.floats(1, 2000))
+    Targets,
+    st.one_of(st.none(), st.floats(1, 10_000)),
+    st.one_of(st.none(), st.floats(1, 2000)),
+    st.one_of(st.none(), st.none(), st.floats(1, 20)),
+    st.one_of(st.none(), st.floats(0.5, 400)),
 )
 rules_strategy = st.builds(
     Rules,
@@ -75,7 +79,10 @@ def test_a_decision_stays_within_what_is_captured_and_configured_and_stands(
     assert decide(rules, load, tempo) == tempo
     for rows in (0, *CHUNKS):
         due = owed(rules, tempo, rows, load)
-        assert rules.rounds(load.decoding) <= due <= max(rules.rounds(load.decoding), tempo.steps)
+        most = max(rules.rounds(load.decoding), tempo.steps)
+        if rules.adaptive and rules.targets.itl_p95_ratio is not None:
+            most = max(most, smooth_steps(rules.rounds(load.decoding)))
+        assert rules.rounds(load.decoding) <= due <= most
     if not rules.adaptive:
         assert tempo == Tempo(CHUNKS[-1], rules.ratio.base, rules.draft_length)
 
@@ -97,7 +104,7 @@ def test_a_gap_target_is_kept_by_the_largest_chunk_that_keeps_it_unless_that_one
     whole = rules.chunk_ms(CHUNKS[-1], load.prompt_end)
     if not rules.adaptive or target is None or step is None or whole is None or not load.decoding * load.prefilling:
         return
-    rules = replace(rules, targets=Targets(None, target))
+    rules = replace(rules, targets=Targets(None, target, None, rules.targets.tpot_ms))
     tempo = decide(rules, replace(load, active_slots=load.slots), before)
     parts = {rows: rules.chunk_ms(rows, load.prompt_end) or 0.0 for rows in CHUNKS}
     keeping = [rows for rows in CHUNKS if parts[rows] + step <= target * GAP_MARGIN]
@@ -182,3 +189,67 @@ def test_a_small_chunk_owes_its_share_of_the_steps(rows: int, steps: int) -> Non
 def test_streams_that_do_not_fit_into_one_batch_each_get_a_step() -> None:
     rules = Rules(CHUNKS, batches=(1,), ratio=Ratio(1, 1, 1))
     assert owed(rules, first_tempo(rules), 16, Load(decoding=5)) == 5
+
+
+@given(rules_strategy, loads(), tempos, st.floats(1, 20))
+def test_a_chunk_past_the_p95_ratio_is_followed_by_20_plain_gaps_of_every_stream(
+    rules: Rules, load: Load, before: Tempo, ratio: float
+) -> None:
+    if not load.decoding:
+        return
+    rules = replace(rules, adaptive=True, targets=replace(rules.targets, itl_p95_ratio=ratio))
+    tempo = decide(rules, load, before)
+    rounds = rules.rounds(load.decoding)
+    step = rules.decode_ms(load.decoding, load.length)
+    for rows in CHUNKS:
+        chunk, due = rules.chunk_ms(rows, load.prompt_end), owed(rules, tempo, rows, load)
+        if chunk is None or step is None or chunk + rounds * step > ratio * rounds * step:
+            assert due >= max(tempo.steps, 20 * rounds + 1)
+        else:
+            plain = replace(rules, targets=replace(rules.targets, itl_p95_ratio=None))
+            assert due == owed(plain, tempo, rows, load)
+
+
+@given(rules_strategy, loads(), tempos, st.floats(0.5, 400))
+def test_pressure_takes_no_more_steps_than_the_time_per_token_allows(
+    rules: Rules, load: Load, before: Tempo, target: float
+) -> None:
+    if not load.decoding * load.prefilling:
+        return
+    rules = replace(rules, adaptive=True, targets=replace(rules.targets, tpot_ms=target, itl_p95_ratio=None))
+    tempo = decide(rules, load, before)
+    free = decide(replace(rules, targets=replace(rules.targets, tpot_ms=None)), load, before)
+    assert tempo.steps >= free.steps or tempo.chunk_rows != free.chunk_rows
+    step, whole = rules.decode_ms(load.decoding, load.length), rules.chunk_ms(CHUNKS[-1], load.prompt_end)
+    if step is None or whole is None:
+        assert tempo == free
+        return
+    rounds = rules.rounds(load.decoding)
+
+    def token_ms(steps: int) -> float:
+        return rounds * (step + whole / max(rounds, steps))
+
+    assert token_ms(tempo.steps) <= target or tempo.steps == rules.ratio.base
+    if tempo.steps > max(free.steps, rules.ratio.low):  # no more than is needed, but for the margin
+        assert token_ms(tempo.steps - 1) > target * GAP_MARGIN
+
+
+def test_steps_are_taken_away_again_only_with_room_to_spare() -> None:
+    costs = table(1.0, 0.1)
+    load = Load(decoding=1, prefilling=1, waiting=1, backlog_tokens=2000, remaining=2000, prompt_end=500, length=100)
+    free = Rules(CHUNKS, costs=costs, ratio=Ratio(4, 6, 8))
+    step, whole = free.decode_ms(1, 100), free.chunk_ms(512, 500)
+    assert step is not None
+    assert whole is not None
+    before = first_tempo(free)
+    assert decide(free, load, before).steps == 4
+
+    def steps(target: float, last: int) -> int:
+        rules = replace(free, targets=Targets(tpot_ms=target))
+        return decide(rules, load, replace(before, steps=last)).steps
+
+    just_four = (step + whole / 4) * 1.001
+    assert steps(just_four, 4) == 4
+    assert steps(just_four, 6) == 5
+    assert steps(just_four / GAP_MARGIN, 6) == 4
+    assert steps(step, 4) == 6  # nothing keeps it: then as many as without pressure

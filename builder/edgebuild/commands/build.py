@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
+@click.option(
+    "--costs",
+    "costs_file",
+    type=click.Path(path_type=Path),
+    help="costs.json of an earlier build for this device: slo.itl_p95_ratio goes by it.",
+)
 @tuning_options
 @click.option("--no-engine", is_flag=True, help="Stop after ONNX; `edgebuild resume` on the device does the rest.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
@@ -35,6 +41,7 @@ def build(
     mtp: Path | None,
     draft_vocabulary: int | None,
     max_cells: int | None,
+    costs_file: Path | None,
     tuning: Path | None,
     no_tuning: bool,
     no_engine: bool,
@@ -46,6 +53,8 @@ def build(
     Model and traffic may stand in the profile. Where the engine cannot be built on this machine, the build stops after
     ONNX and prints the command that finishes it on the device.
     """
+    from edgert.costs import load_costs
+
     from edgebuild.build import build as run
     from edgebuild.build import model_name
     from edgebuild.commands.plan import given
@@ -60,11 +69,15 @@ def build(
     checkpoint = given(model, profile, "model")
     source = given(traffic, profile, "traffic")
     profile, tuned = with_tuning(profile, model_name(checkpoint), tuning, no_tuning, stages.note)
+    costs = None if costs_file is None else load_costs(costs_file)
     target = output or Path("artifacts") / f"{model_name(checkpoint)}-{profile.name}"
     stages.title("edgebuild", f"{checkpoint.name} for {profile.name} → {target}")
     with stages.stage("traffic"):
         histogram = read_traffic(source)
-    built = run(profile, checkpoint, histogram, target, stages, max_cells=max_cells, engine=not no_engine, tuned=tuned)
+    built = run(
+        profile, checkpoint, histogram, target, stages,
+        max_cells=max_cells, engine=not no_engine, tuned=tuned, costs=costs,
+    )  # fmt: skip
     _finish(built, stages.seconds, as_json)
 
 

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 @click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
 @click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
+@click.option(
+    "--costs",
+    "costs_file",
+    type=click.Path(path_type=Path),
+    help="costs.json of an earlier build for this device: slo.itl_p95_ratio goes by it.",
+)
 @tuning_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -36,11 +42,14 @@ def plan(
     mtp: Path | None,
     draft_vocabulary: int | None,
     max_cells: int | None,
+    costs_file: Path | None,
     tuning: Path | None,
     no_tuning: bool,
     as_json: bool,
 ) -> None:
     """Decide chunk sizes, KV tiers, cells, memory and draft length; build nothing."""
+    from edgert.costs import load_costs
+
     from edgebuild.build import model_name
     from edgebuild.drafter import planned_drafter
     from edgebuild.models.support import refuse_backend
@@ -58,7 +67,8 @@ def plan(
     refuse_backend(profile.backend, config, profile.limits.max_chunk)
     histogram = read_traffic(given(traffic, profile, "traffic"))
     drafter = planned_drafter(profile, config)
-    made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, drafter, tuned)
+    costs = None if costs_file is None else load_costs(costs_file)
+    made = make_plan(profile, histogram, ModelShape.from_config(config), max_cells, drafter, tuned, costs)
     made = replace(made, notes=(*said, *made.notes))
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=2))

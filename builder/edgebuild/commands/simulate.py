@@ -47,9 +47,7 @@ SLO_HELP = "A request is good within it, and the policy keeps to it.  [default: 
 @click.option("--profile", "profile_name", help="Estimate the costs for this device instead.")
 @click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help=SLO_HELP)
 @click.option("--slo-itl-ms", type=click.FloatRange(min=0, min_open=True), help=f"Longest gap. {SLO_HELP}")
-@click.option(
-    "--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="For goodput alone.  [default: the profile's]"
-)
+@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help=f"Time per token. {SLO_HELP}")
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the curves as one HTML page.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -100,7 +98,7 @@ def simulate(
     slo = Slo(
         config.ttft_target_ms if slo_ttft_ms is None else slo_ttft_ms,
         config.itl_target_ms if slo_itl_ms is None else slo_itl_ms,
-        subject.tpot_ms if slo_tpot_ms is None else slo_tpot_ms,
+        (config.tpot_target_ms or subject.tpot_ms) if slo_tpot_ms is None else slo_tpot_ms,
     )
     ask = Ask(
         traffic=_traffic(traffic, subject),
@@ -112,7 +110,12 @@ def simulate(
         requests=requests,
         seed=seed,
         slo=slo,
-        targets=Targets(slo.ttft_ms, slo.itl_ms),
+        targets=Targets(
+            slo.ttft_ms,
+            slo.itl_ms,
+            config.itl_p95_ratio,
+            config.tpot_target_ms if slo_tpot_ms is None else slo_tpot_ms,
+        ),
     )
     with _bar("simulating", quiet) as report:
         made = study(subject, costs, ask, report)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from edgert.cells import Cell
+from edgert.costs import StepCosts
 from edgert.graphs import graph_keys
 
 from edgebuild.errors import DoesNotFit
@@ -27,6 +29,15 @@ from edgebuild.plan.memory import (
     round_up,
 )
 from edgebuild.plan.records import DecodePlan, Limits, Plan, PrefillPlan, Ratio, Traffic
+from edgebuild.plan.smooth import (
+    Times,
+    Wanted,
+    estimated_times,
+    measured_times,
+    smooth_chunk,
+    smooth_note,
+    smooth_ratio,
+)
 from edgebuild.plan.tiers import choose_tiers, cost_of_tiers
 from edgebuild.traffic.histogram import Histogram
 
@@ -35,8 +46,8 @@ LEAST_CHUNK = 64
 USEFUL_CHUNK = 512
 
 
-def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
-    """Decide everything. Raises DoesNotFit with what to change."""
+def plan_for(limits: Limits, histogram: Histogram, model: ModelShape, costs: StepCosts | None = None) -> Plan:
+    """Decide everything. Raises DoesNotFit with what to change. costs: measured ones, for slo.itl_p95_ratio."""
     notes: list[str] = []
     context = _context(limits, model, notes)
     draft = limits.measured_draft or draft_length_for(
@@ -57,6 +68,13 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
         notes.append(f"{share} will be refused: their prompts have {context:,} tokens or more")
     top = round_up(context, limits.tier_granularity)
     cost = cost_model(limits, model)
+    fitting_chunk = max_chunk
+    wanted = _wanted(limits, prompts, contexts, context, batches[-1])
+    times = estimated_times(cost, _weights_ms(limits, model)) if costs is None else measured_times(costs)
+    ordinary = partial(_ordinary_steps, limits, cost, batches[-1], contexts)
+    if wanted is not None:
+        least = min(max_chunk, max(LEAST_CHUNK, limits.min_chunk))
+        max_chunk = smooth_chunk(times, wanted, max_chunk, least, ordinary)
     demand = Demand(
         prompt_counts=prompts,
         context_counts=contexts,
@@ -89,6 +107,12 @@ def plan_for(limits: Limits, histogram: Histogram, model: ModelShape) -> Plan:
         free, aim = ledger.headroom_bytes / ledger.planned_bytes, limits.headroom_fraction
         notes.append(f"{free:.0%} of the planned memory stays free at the peak; the aim is {aim:.0%}")
     ratio = _ratio(limits, cost, chunk, kept_batches[-1], contexts)
+    if wanted is not None:
+        wanted = replace(wanted, batch=kept_batches[-1])
+        ratio = _smooth(ratio, times, wanted, chunk)
+        notes.append(smooth_note(times, wanted, chunk, ratio.start, max(chunk, fitting_chunk), ordinary))
+    elif limits.itl_p95_ratio is not None:
+        notes.append(f"slo.itl_p95_ratio {limits.itl_p95_ratio:g}: {_nothing_to_smooth(limits)}")
     notes += _latency_notes(limits, model, cost, prompts, contexts, chunk, ratio.start, kept_batches)
     return Plan(
         limits=limits,
@@ -210,7 +234,7 @@ def _fit_context_and_chunk(
 def _within_gap(limits: Limits, model: ModelShape, limit: int, context: int, notes: list[str]) -> int:
     """The largest chunk that, with one decode step, stays within the gap between tokens that the profile asks for."""
     cost = cost_model(limits, model)
-    weights_ms = read_ms(model.weight_elements * ELEMENT_BYTES[limits.precision], limits.bandwidth_bytes_per_s)
+    weights_ms = _weights_ms(limits, model)
     aim_ms = limits.itl_ms or 0.0
 
     def gap_ms(rows: int) -> float:
@@ -275,7 +299,7 @@ def _latency_notes(
     batches: tuple[int, ...],
 ) -> list[str]:  # fmt: skip
     notes = []
-    weights_ms = read_ms(model.weight_elements * ELEMENT_BYTES[limits.precision], limits.bandwidth_bytes_per_s)
+    weights_ms = _weights_ms(limits, model)
     if limits.ttft_ms is not None:
         batch = batches[-1]
         notes.append(first_token_note(cost, weights_ms, prompts, chunk, steps, batch, limits.ttft_ms))
@@ -285,9 +309,44 @@ def _latency_notes(
     return [note for note in notes if note is not None]
 
 
+def _weights_ms(limits: Limits, model: ModelShape) -> float:
+    return read_ms(model.weight_elements * ELEMENT_BYTES[limits.precision], limits.bandwidth_bytes_per_s)
+
+
+def _mean(counts: Counts) -> float:
+    return float((np.arange(counts.size) * counts).sum() / counts.sum())
+
+
+def _wanted(limits: Limits, prompts: Counts, contexts: Counts, context: int, batch: int) -> Wanted | None:
+    """What slo.itl_p95_ratio asks, None = nothing: no prompt is read in chunks beside a stream."""
+    if limits.itl_p95_ratio is None or limits.slots == 1 or not limits.enable_chunked_prefill or not prompts.any():
+        return None
+    longest = int(np.flatnonzero(prompts)[-1])
+    return Wanted(limits.itl_p95_ratio, limits.slots - 1, batch, context, max(1, longest), round(_mean(contexts)))
+
+
+def _nothing_to_smooth(limits: Limits) -> str:
+    if limits.slots == 1:
+        return "kept by itself: with one slot no prompt is read beside a stream"
+    if not limits.enable_chunked_prefill:
+        return "not looked at, mechanisms.enable_chunked_prefill is false: a whole prompt lies in one gap"
+    return "not looked at, the traffic holds no prompt that is served"
+
+
+def _smooth(ratio: Ratio, times: Times, wanted: Wanted, chunk: int) -> Ratio:
+    start, low, high = smooth_ratio(times, wanted, chunk, ratio.start, (ratio.low, ratio.high))
+    if (start, low, high) == (ratio.start, ratio.low, ratio.high):
+        return ratio
+    return Ratio(start, low, high, f"raised to {start} for slo.itl_p95_ratio {wanted.ratio:g}; {ratio.reason}")
+
+
+def _ordinary_steps(limits: Limits, cost: CostModel, batch: int, contexts: Counts, chunk: int) -> int:
+    return _ratio(limits, cost, chunk, batch, contexts).start
+
+
 def _ratio(limits: Limits, cost: CostModel, chunk: int, batch: int, contexts: Counts) -> Ratio:
     """As many decode steps as take the time of one chunk: each side gets half, within the range."""
-    mean = float((np.arange(contexts.size) * contexts).sum() / contexts.sum())
+    mean = _mean(contexts)
     steps = cost.prefill(chunk, mean) / cost.decode(batch, mean)
     low, high = limits.ratio_range
     start = min(high, max(low, round(steps)))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgert.costs import StepCosts
+
+from edgebuild.errors import SimulationError
 from edgebuild.plan.assemble import plan_for
 from edgebuild.plan.cells import CellBudget
 from edgebuild.plan.memory import MIB, ModelShape
@@ -102,6 +105,7 @@ def limits_from(
         queue_limit=16 * limits.slots,
         acceptance_threshold=mechanisms.mtp_acceptance_threshold,
         itl_ms=profile.slo.itl_ms,
+        itl_p95_ratio=profile.slo.itl_p95_ratio,
         ttft_ms=profile.slo.ttft_ms,
         tpot_ms=profile.slo.tpot_ms,
         throughput_headroom_fraction=limits.throughput_headroom_fraction,
@@ -128,12 +132,20 @@ def make_plan(
     max_cells: int | None = None,
     drafter: DrafterShape | None = None,
     tuned: Tuned | None = None,
+    costs: StepCosts | None = None,
 ) -> Plan:
     """Decide everything for this device, traffic and model. Raises DoesNotFit with what to change.
 
-    tuned: what `edgebuild tune` measured on the device, over what is estimated here.
+    tuned: what `edgebuild tune` measured on the device, over what is estimated here. costs: costs.json of an earlier
+    build of this model for this device, for slo.itl_p95_ratio. Raises SimulationError where they are of another
+    backend.
     """
+    if costs is not None and costs.backend != profile.backend:
+        raise SimulationError(
+            f"costs of backend {costs.backend!r}, the profile's is {profile.backend!r}",
+            hint="measure an artifact of this profile: edgebuild simulate ARTIFACT --measure",
+        )
     limits = limits_from(profile, model, max_cells, drafter)
     if tuned is None:
-        return plan_for(limits, histogram, model)
-    return tuned_plan(plan_for(tuned_limits(limits, tuned), histogram, model), tuned)
+        return plan_for(limits, histogram, model, costs)
+    return tuned_plan(plan_for(tuned_limits(limits, tuned), histogram, model, costs), tuned)

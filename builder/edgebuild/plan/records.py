@@ -31,7 +31,7 @@ class Limits:
     weight_copy_factor    engine bytes beyond the weights / weights; `weight_copies_optional`: it can do without
     bandwidth_bytes_per_s peak memory bandwidth
     itl_ms                longest gap between two tokens that the plan should keep, None = no aim; ttft_ms: first token;
-                          tpot_ms: time per token, by which requests are judged (edgebuild simulate)
+                          tpot_ms: time per token; itl_p95_ratio: p95 of a stream's gaps against its quiet gap
     throughput_headroom_fraction   share of the measured throughput that admission leaves free
     headroom_fraction     share of the planned memory that should stay free
     acceptance, step_cost_ms   measured for drafts, () = not measured
@@ -71,6 +71,7 @@ class Limits:
     step_cost_ms: tuple[float, ...] = ()
     acceptance_threshold: float = ACCEPTANCE_THRESHOLD
     itl_ms: float | None = None
+    itl_p95_ratio: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     throughput_headroom_fraction: float = 0.0
@@ -210,7 +211,12 @@ class Plan:
             },
             "draft": asdict(self.draft),
             "prefill_decode_ratio": asdict(self.ratio),
-            "slo": {"ttft_ms": self.limits.ttft_ms, "itl_ms": self.limits.itl_ms, "tpot_ms": self.limits.tpot_ms},
+            "slo": {
+                "ttft_ms": self.limits.ttft_ms,
+                "itl_ms": self.limits.itl_ms,
+                "itl_p95_ratio": self.limits.itl_p95_ratio,
+                "tpot_ms": self.limits.tpot_ms,
+            },
             "memory": {
                 "ledger": [asdict(line) for line in self.ledger.lines],
                 "needed_bytes": self.ledger.needed_bytes,

@@ -165,6 +165,9 @@ class Slo(_Section):
 
     ttft_ms: float | None = Field(default=None, gt=0, description="Time to first token.")
     itl_ms: float | None = Field(default=None, gt=0, description="Longest gap between two tokens of a stream.")
+    itl_p95_ratio: float | None = Field(
+        default=None, gt=1, le=1000, description="p95 of a stream's gaps while a prompt is read ÷ its gap when alone."
+    )
     tpot_ms: float | None = Field(default=None, gt=0, description="Mean time per token after the first.")
 
 
