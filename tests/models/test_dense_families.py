@@ -32,7 +32,7 @@ VARIANTS = {
     "llama-yarn-mscale": (toys.make_llama, {"rope": YARN | {"mscale": 0.8, "mscale_all_dim": 1.2, "truncate": False}}),
     "qwen2": (toys.make_qwen2, {}),
     "qwen3": (toys.make_qwen3, {}),
-    "qwen3-wide-heads-untied": (toys.make_qwen3, {"tied": False, "head_dim": 32, "attention_bias": True}),
+    "qwen3-wide-heads-untied": (toys.make_qwen3, {"tied": False, "head_dim": 128, "attention_bias": True}),
 }
 
 
