@@ -233,7 +233,7 @@ def _make(
 
     rope: Transformers' `rope_parameters` without theta, for example {"rope_type": "linear", "factor": 2.0}.
     shards: 1 → model.safetensors; more → numbered shards and an index.
-    tokenizer: the byte-level one with `tokens` ids unless given. vocabulary_rows may exceed the ids it knows (C6).
+    tokenizer: the byte-level one with `tokens` ids unless given. vocabulary_rows may exceed the ids it knows.
     """
     import transformers
 

@@ -75,7 +75,7 @@ def test_source_files_carry_names_sizes_and_hashes(sharded: Path) -> None:
         assert (file.bytes, file.sha256()) == (len(content), hashlib.sha256(content).hexdigest())
 
 
-# --- C1: the tie flag -------------------------------------------------------------------------------------------------
+# --- the tie flag -------------------------------------------------------------------------------------------------
 
 
 def test_untied_without_a_head_names_the_missing_tensor(llama: Path) -> None:
@@ -122,7 +122,7 @@ def test_tensors_under_an_ignored_prefix_are_reported_not_refused(llama: Path) -
         match_tensors(expected(llama), checkpoint)
 
 
-# --- C3: layouts ------------------------------------------------------------------------------------------------------
+# --- layouts ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_two_tensors_that_mean_the_same_are_refused(llama: Path) -> None:
         open_checkpoint(llama)
 
 
-# --- C4: quantised ----------------------------------------------------------------------------------------------------
+# --- quantised ----------------------------------------------------------------------------------------------------
 
 
 def test_packed_weights_are_refused_with_the_method(llama: Path) -> None:

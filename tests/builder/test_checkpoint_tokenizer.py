@@ -48,7 +48,7 @@ def test_eos_ids_that_cannot_be_sampled_are_left_out(llama: Path) -> None:
 
 
 def test_the_token_limit_is_the_tokenizers_not_the_embeddings(llama: Path) -> None:
-    """C6: 320 embedding rows, 300 tokens known."""
+    """320 embedding rows, 300 tokens known."""
     checkpoint = open_checkpoint(llama)
     assert checkpoint.shape("model.embed_tokens.weight")[0] == 320
     assert checkpoint.tokenizer.token_limit == 300

@@ -215,14 +215,13 @@ def test_a_rope_variant_that_is_not_known(build_in: Any, toy_llama: Path, tmp_pa
 def test_a_tied_flag_that_is_false_without_a_head_names_the_missing_tensor(
     build_in: Any, toy_llama: Path, tmp_path: Path
 ) -> None:
-    """C1."""
     ran = build_in(model=copy_of(toy_llama, tmp_path / "headless", tie_word_embeddings=False))
     assert ran.code == 5
     assert "lm_head.weight" in ran.error_line
 
 
 def test_drafts_without_the_weights_that_draft_stop_the_build(build_in: Any, toy_qwen3: Path, tmp_path: Path) -> None:
-    """C2: layers declared, no mtp.* tensor, three drafts asked for."""
+    """Layers declared, no mtp.* tensor, three drafts asked for."""
     profile = tmp_path / "drafting.yaml"
     profile.write_text(
         f"extends: cpu\nname: drafting\ndescription: a toy\n{TOY_LIMITS}\nmechanisms: {{enable_mtp: true}}\n"
@@ -282,7 +281,7 @@ def test_a_model_that_does_not_fit_is_refused_before_the_export_with_what_would_
 def test_activations_past_the_largest_float16_are_found_before_anything_is_published(
     build_in: Any, workshop: Path, toy_llama: Path, tmp_path: Path
 ) -> None:
-    """C5: built as float16 for a Jetson; the probe names what would work."""
+    """Built as float16 for a Jetson; the probe names what would work."""
     from safetensors.torch import load_file, save_file
 
     model = Path(shutil.copytree(toy_llama, tmp_path / "loud"))

@@ -120,7 +120,7 @@ def test_every_mechanism_switched_off_gives_the_same_tokens(llama_artifact: Path
         assert [handle.result(300).token_ids for handle in handles] == expected
 
 
-# --- C6: more embedding rows than the tokenizer knows ---
+# --- more embedding rows than the tokenizer knows ---
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_prompt_ids_may_be_any_embedding_row_and_no_more(engine: Engine, referen
 
 
 def test_a_tied_model_without_a_head_gives_the_logits_of_transformers(toy_llama: Path, llama_artifact: Path) -> None:
-    """C1: no lm_head.weight in the file, the tie flag true; judged through the built artifact's own golden vectors."""
+    """No lm_head.weight in the file, the tie flag true; judged through the built artifact's own golden vectors."""
     import json
 
     import torch

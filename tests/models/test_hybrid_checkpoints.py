@@ -31,7 +31,6 @@ def exported(checkpoint: Path, directory: Path) -> tuple[bytes, bytes]:
 
 
 def test_nested_and_flat_layouts_of_the_same_weights_export_the_same(tmp_path: Path) -> None:
-    """C3."""
     nested, flat = tmp_path / "nested", tmp_path / "flat"
     toys.make_qwen3_5(nested, nested=True, tied=False, layers=2, interval=2)
     toys.make_qwen3_5(flat, tied=False, layers=2, interval=2)
@@ -53,7 +52,7 @@ def test_whether_the_head_is_tied_is_said_outside_a_nested_config(outer: bool, t
 
 
 def test_a_partly_quantised_checkpoint_is_refused_by_its_packed_tensors_alone(tmp_path: Path) -> None:
-    """C4: the ignore list left linear attention, the shared expert and the head plain."""
+    """The ignore list left linear attention, the shared expert and the head plain."""
     toys.make_qwen3_5_moe(tmp_path, tied=False, layers=2, interval=2)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -68,7 +67,7 @@ def test_a_partly_quantised_checkpoint_is_refused_by_its_packed_tensors_alone(tm
 
 
 def test_a_tensor_that_nobody_reads_is_fatal(tmp_path: Path) -> None:
-    """C4: a scale beside a plain weight would change it; so would a drafter under a name that is not `mtp.`."""
+    """A scale beside a plain weight would change it; so would a drafter under a name that is not `mtp.`."""
     toys.make_qwen3_next(tmp_path, layers=2, interval=2)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

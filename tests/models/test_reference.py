@@ -32,7 +32,7 @@ def test_streamed_reference_equals_the_whole_model(tied: bool, tmp_path: Path) -
 
 
 def test_a_model_that_overflows_float16_is_refused_and_bfloat16_is_named(tmp_path: Path) -> None:
-    """C5: activations past 65,504."""
+    """Activations past 65,504."""
     toys.make_llama(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
