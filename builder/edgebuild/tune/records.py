@@ -13,19 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 FORMAT_VERSION: Final = 1
 
 # Order of the trials: the three mechanisms one after the other, then the refinements, the draft curve, the soak.
-STEPS = (
-    "baseline",
-    "chunked_prefill",
-    "cuda_graph",
-    "mtp",
-    "chunk_size",
-    "kv_tiers",
-    "ratio",
-    "draft_length",
-    "adaptive",
-    "draft_curve",
-    "soak",
-)
 Step = Literal[
     "baseline",
     "chunked_prefill",
