@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import toys
 from command_line import TOY_LIMITS, command, environment, run
 from edgebuild.tune.logbook import read_logbook
 from edgert.config import parse_config
+from edgert.costs import load_costs
 from edgert.manifest import load_manifest
 from toy_mtp import add_to_checkpoint, random_mtp, write_sidecar
 
@@ -154,10 +156,20 @@ def test_tune_is_cut_twice_continues_and_leaves_the_artifact_alone(drafting: Pat
     assert len({trial.outputs_sha256 for trial in trials if trial.figures and trial.step != "draft_curve"}) == 1
 
     assert {path.name: path.read_bytes() for path in drafting.iterdir()} == before
-    parse_config(config.read_text(), load_manifest(drafting))
+    chosen = parse_config(config.read_text(), load_manifest(drafting))
+    costs = load_costs(tmp_path / f"{drafting.name}.costs.json")
+    assert found["costs"] == str(tmp_path / f"{drafting.name}.costs.json")
+    assert costs.model == load_manifest(drafting).model.identity
+    assert costs.missing(chosen.select_cells(load_manifest(drafting))) == ()
     assert len(list((tmp_path / "kept").iterdir())) == 1
-    again = run(["edgebuild", *arguments], cwd=tmp_path, **kept)
+
+    copy = tmp_path / "copy"
+    shutil.copytree(drafting, copy)
+    again = run(["edgebuild", *arguments[:1], copy, *arguments[2:], "--apply"], cwd=tmp_path, **kept)
     assert "What each step gave" in again.out
+    assert f"costs     {copy / 'costs.json'}" in again.out
+    assert (copy / "scheduler.yaml").read_text() == config.read_text()
+    assert load_costs(copy / "costs.json").missing(chosen.select_cells(load_manifest(copy))) == ()
     assert "Draft curve" in again.out
     assert "✓ baseline" not in again.err  # nothing is measured again
 
@@ -179,6 +191,15 @@ def test_a_trial_ends_with_whoever_started_it(drafting: Path) -> None:
         assert "progress" in json.loads(process.stdout.readline())
         process.stdin.close()
         assert process.wait(timeout=60) == 1
+
+
+def test_a_place_that_cannot_be_written_to_ends_tune_before_anything_runs(drafting: Path, tmp_path: Path) -> None:
+    traffic, book = tmp_path / "own.jsonl", tmp_path / "book"
+    traffic.write_text("\n".join(map(json.dumps, OWN)))
+    ran = run(["edgebuild", "tune", drafting, "--traffic", traffic, "--logbook", book, "--output", traffic / "a.yaml"])
+    assert ran.code == 9
+    assert "own.jsonl is not a folder" in ran.error_line
+    assert not book.exists()
 
 
 def test_a_traffic_file_that_is_none_ends_tune_before_anything_runs(drafting: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ import click
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The configuration.  [default: ARTIFACT.scheduler.yaml]"
 )
-@click.option("--apply", "apply_", is_flag=True, help="Put the configuration into the artifact as well.")
+@click.option("--apply", "apply_", is_flag=True, help="Put configuration and costs into the artifact.")
 @click.option("--fresh", is_flag=True, help="Measure everything again; old lines stay in the logbook.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print result and trials as JSON.")
@@ -65,15 +65,19 @@ def tune(
 
     From everything off: chunked prefill, CUDA graphs, MTP, then chunk size, KV tiers, prefill:decode ratio and draft
     length. A change stays where it wins beyond the spread of its repeats. Every trial is a line of the logbook; the
-    same command continues a run that was interrupted. The artifact is left alone without --apply.
+    same command continues a run that was interrupted. In the end what each cell costs is measured for costs.json. The
+    artifact is left alone without --apply.
 
     Exit codes: 0 done; 11 the baseline failed, no settings held steady, or the logbook cannot be used; 130 interrupted.
     """
     from functools import partial
 
     from edgert.config import CONFIG_NAME
+    from edgert.costs import COSTS_NAME
+    from edgert.errors import EdgertError
 
     from edgebuild.errors import OutputError
+    from edgebuild.files import require_writable
     from edgebuild.profile import load_profile
     from edgebuild.progress import Stages
     from edgebuild.tune import session
@@ -84,7 +88,11 @@ def tune(
     path = artifact if artifact.name not in ("", "..") else artifact.resolve()
     book = logbook or path.parent / f"{path.name}.tuning.jsonl"
     config = output or path.parent / f"{path.name}.{CONFIG_NAME}"
+    costs_file = path / COSTS_NAME if apply_ else config.with_name(f"{path.name}.{COSTS_NAME}")
     stages.title("edgebuild tune", f"{artifact} → {book}")
+    require_writable(config, hint="give another --output")
+    if apply_:
+        require_writable(path / CONFIG_NAME, hint="leave --apply out")
     profile = load_profile(profile_name) if profile_name else None
     if profile is not None:
         slo_ttft_ms = profile.slo.ttft_ms if slo_ttft_ms is None else slo_ttft_ms
@@ -111,16 +119,25 @@ def tune(
     try:
         kept = f"for later builds on this device: {session.remember(result)}"
     except OutputError as error:  # a read-only home: --tuning names the logbook then
-        kept = f"not kept for later builds: {error}"
+        kept = f"not kept for later builds: {error.args[0]}"
+    costs, measured = None, str(costs_file)
+    try:
+        session.write_costs(setup, result, costs_file, stages)
+        costs = costs_file
+    except EdgertError as error:  # what was tuned stands without them
+        measured = f"not measured: {error}"
     if as_json:
-        click.echo(session.document(result, trials, book, config), nl=False)
+        click.echo(session.document(result, trials, book, config, costs), nl=False)
         return
     from rich.console import Console
 
     print_result(Console(highlight=False), result, trials)
     click.echo(f"logbook   {book}")
     click.echo(f"config    {config}" + (f"  (and in {path})" if apply_ else ""))
+    click.echo(f"costs     {measured}")
     click.echo(f"kept      {kept}")
     click.echo(f"to see it:\n  edgebuild report {quote(str(path))} --tuning {quote(str(book))}")
     if not apply_:
         click.echo(f"to use it:\n  cp {quote(str(config))} {quote(str(path / CONFIG_NAME))}")
+        if costs is not None:
+            click.echo(f"  cp {quote(str(costs))} {quote(str(path / COSTS_NAME))}")

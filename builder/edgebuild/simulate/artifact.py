@@ -92,15 +92,23 @@ def find_costs(subject: Subject, *, file: Path | None = None, profile_name: str 
     return estimate.of_artifact(subject.manifest, subject.plan, cells, profile, known.launch_cost_tokens)
 
 
-def measure(directory: Path, progress: Callable[[int, int], None] | None = None) -> StepCosts:
-    """Open the engine here, measure every cell and write costs.json into the artifact. Raises BackendError."""
-    loading = plan_loading(directory, {"verify_files": False, "check_golden_at_load": False, "adaptive": False})
+def measure(
+    directory: Path, progress: Callable[[int, int], None] | None = None, *,
+    settings: Mapping[str, Any] | None = None, output: Path | None = None,
+) -> StepCosts:  # fmt: skip
+    """Open the engine here, measure every cell in use and write costs.json. Raises BackendError or ArtifactError.
+
+    settings  scheduler.yaml's keys that are to be measured by in place of the artifact's
+    output    the file; None: costs.json in the artifact
+    """
+    overrides = {**(settings or {}), "adaptive": False, "check_golden_at_load": False, "verify_files": False}
+    loading = plan_loading(directory, overrides)
     runtime = open_runtime(loading)
     try:
         costs = measure_costs(runtime, time.perf_counter, model=loading.manifest.model.identity, progress=progress)
     finally:
         runtime.backend.close()
-    write_costs(directory / COSTS_NAME, costs)
+    write_costs(output or directory / COSTS_NAME, costs)
     return costs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from edgebuild.errors import TuningError
 from edgebuild.profile import Profile
 from edgebuild.profile.schema import Limits
 from edgebuild.progress import Stages
+from edgebuild.simulate.artifact import measure
 from edgebuild.tune.concurrency import of_traffic
 from edgebuild.tune.config_file import rest_sha256, tuned_text, write_atomically
 from edgebuild.tune.device import conditions, this_device, versions
@@ -199,6 +201,17 @@ def _why(key: str, trials: Sequence[Trial]) -> str:
     return "not tried"
 
 
+def write_costs(setup: Setup, result: Result, output: Path, stages: Stages) -> None:
+    """costs.json of the chosen settings, at `output`. Raises EdgertError."""
+    with stages.stage("step costs") as report:
+        measure(
+            setup.path,
+            lambda done, cells: report(done / cells),
+            settings=json.loads(json.dumps(result.settings)),
+            output=output,
+        )
+
+
 # --- what a later build on this device reads ---
 
 
@@ -231,13 +244,14 @@ def last_result(logbook: Path) -> Result:
     return results[-1]
 
 
-def document(result: Result, trials: Sequence[Trial], logbook: Path, config: Path) -> str:
-    """The JSON that the command prints."""
+def document(result: Result, trials: Sequence[Trial], logbook: Path, config: Path, costs: Path | None) -> str:
+    """The JSON that the command prints. costs: None where they could not be measured."""
     return canonical_json(
         {
             "result": to_json(result),
             "trials": [to_json(trial) for trial in trials],
             "logbook": str(logbook),
             "config": str(config),
+            "costs": None if costs is None else str(costs),
         }
     ).decode()
