@@ -152,10 +152,10 @@ class LogbookWriter:
         torn = size - end
         if torn:
             read_logbook(self.path)
-            start = os.pread(file, len(FIRST_BYTES), end)
-            if start != FIRST_BYTES[: len(start)]:
+            first = os.pread(file, len(FIRST_BYTES), end)
+            if first != FIRST_BYTES[: len(first)]:
                 raise TuningError(
-                    f"{self.path}: not a logbook: its last line has no end and begins with {start!r}",
+                    f"{self.path}: not a logbook: its last line has no end and begins with {first!r}",
                     hint="give another --logbook",
                 )
             os.ftruncate(file, end)
