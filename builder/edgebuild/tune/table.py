@@ -16,16 +16,16 @@ _STYLES = {"wins": "green", "steady": "green", "loses": "yellow", "failed": "red
 
 def print_result(console: Any, result: Result, trials: Sequence[Trial]) -> None:
     """Tables: the steps, the draft curve, the draft vocabulary. console: rich's."""
-    console.print(steps_table(result, trials))
+    _print(console, steps_table(result, trials))
     for trial in trials:
         if trial.verdict not in ("baseline", "measured"):
             line = f"{trial.number:>4}  {TITLES[trial.step]}: {trial.verdict}: {trial.reason}"
             console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     if result.curve is not None:
-        console.print(curve_table(result))
+        _print(console, curve_table(result))
         console.print(f"draft length {result.curve.pick}: {result.curve.reason}", markup=False, soft_wrap=True)
     if result.draft_vocabulary is not None:
-        console.print(vocabulary_table(result))
+        _print(console, vocabulary_table(result))
         reason = result.draft_vocabulary.reason
         console.print(f"draft vocabulary {result.draft_vocabulary.pick:,}: {reason}", markup=False, soft_wrap=True)
     for note in result.notes:
@@ -42,7 +42,8 @@ def steps_table(result: Result, trials: Sequence[Trial]) -> Any:
         mark = ">" if trial.number == result.trial else ""
         change = "" if trial.changed is None else f"{show_setting(trial.before)} → {show_setting(trial.after)}"
         cells = [figure.show(figures.get(figure.key)) for figure in columns]
-        table.add_row(mark, TITLES[trial.step], change, *cells, trial.verdict, style=_STYLES.get(trial.verdict, ""))
+        step = TITLES[trial.step].replace(":", ": ")  # a place to wrap at
+        table.add_row(mark, step, change, *cells, trial.verdict, style=_STYLES.get(trial.verdict, ""))
     return table
 
 
@@ -89,17 +90,32 @@ def vocabulary_table(result: Result) -> Any:
     return table
 
 
+def _print(console: Any, table: Any) -> None:
+    """The table as wide as its numbers need: a narrower terminal wraps its lines, and no digit is lost."""
+    from rich.measure import Measurement
+
+    for column in table.columns:
+        if column.no_wrap:
+            column.min_width = max(len(line) for cell in (column.header, *column.cells) for line in cell.split("\n"))
+    width = console.width
+    console.width = max(width, Measurement.get(console, console.options.update(max_width=1000), table).minimum)
+    console.print(table, crop=False)
+    console.width = width
+
+
 def _plain(figures: Figures | None) -> dict[str, float | None]:
     return {} if figures is None else figures.model_dump()
 
 
 def _table(title: str, columns: Sequence[str], texts: int) -> Any:
-    """texts: columns at the left that hold words."""
+    """texts: columns at the left that hold words, which are wrapped where there is no room; numbers are not."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for number, column in enumerate(columns):
-        left = number < texts or column in ("verdict", "cost")
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
+        if number < texts or column in ("verdict", "cost"):
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
     return table
