@@ -17,7 +17,7 @@ import numpy as np
 
 from edgert.backends.base import Backend, StepInputs
 from edgert.cells import Cell
-from edgert.costs import COSTS_NAME, LEAST_MS, StepCosts, load_costs
+from edgert.costs import COSTS_NAME, LEAST_MS, Reads, StepCosts, load_costs
 from edgert.errors import ArtifactError
 from edgert.handles import Handle
 from edgert.output import Output
@@ -60,19 +60,8 @@ def measure_costs(
         )
         for slot in range(cell.batch):
             backend.reset_slot(slot)
-    described = backend.describe()
-    costs = StepCosts(
-        source="measured",
-        device=device_label(described),
-        backend=backend.name,
-        version=str(described.get("version", "")),
-        model=model,
-        reads="written" if backend.name == "onnxruntime" else "tier",
-        run_ahead=backend.run_ahead,
-        host_ms=0.0,
-        cells=measured,
-        note=f"median of {ROUNDS} readings a cell, at the end of its tier",
-    )
+    reads: Reads = "written" if backend.name == "onnxruntime" else "tier"
+    costs = _costs(backend, model, reads, measured, f"median of {ROUNDS} readings a cell, at the end of its tier")
     if progress is not None:
         progress(len(cells), len(cells))
     # with a step launched ahead the host works while the device does; with drafts none is
@@ -126,6 +115,12 @@ def quick_costs(
         low, high = sorted(each for each in measured if each.kind == "prefill")[-2:]
         slope = (measured[high][0] - measured[low][0]) / (high.query_rows - low.query_rows)
         measured[cell] = (measured[high][0] + max(0.0, slope) * (cell.query_rows - high.query_rows),)
+    note = "measured when the artifact was loaded, at the smallest tier of each shape"
+    return _costs(backend, model, "tier", measured, note)
+
+
+def _costs(backend: Backend, model: str, reads: Reads, cells: Mapping[Cell, tuple[float, ...]], note: str) -> StepCosts:
+    """Of this device and version, the host's share not measured yet."""
     described = backend.describe()
     return StepCosts(
         source="measured",
@@ -133,11 +128,11 @@ def quick_costs(
         backend=backend.name,
         version=str(described.get("version", "")),
         model=model,
-        reads="tier",
+        reads=reads,
         run_ahead=backend.run_ahead,
         host_ms=0.0,
-        cells=measured,
-        note="measured when the artifact was loaded, at the smallest tier of each shape",
+        cells=cells,
+        note=note,
     )
 
 
