@@ -265,7 +265,7 @@ def _within_gap(rules: Rules, load: Load, before: Tempo, rows: int, step_ms: flo
 
 
 def _bearable(rules: Rules, load: Load, rows: int, chunk_ms: float, step_ms: float) -> bool:
-    """Whether prefill in chunks of `rows`, with `ratio.low` steps between them, is not too slow for the first tokens."""
+    """Whether prefill in chunks of `rows`, with `ratio.low` steps between them, is quick enough for first tokens."""
     largest, low = rules.chunks[-1], rules.ratio.low
     whole = rules.chunk_ms(largest, load.prompt_end) or chunk_ms
     if whole / largest < LEAST_SPEED * chunk_ms / rows:
