@@ -126,7 +126,7 @@ def test_a_byte_level_tokenizer_survives_the_gguf(toy_llama: Path, tmp_path: Pat
 
 
 def test_a_byte_fallback_tokenizer_survives_the_gguf(tmp_path: Path) -> None:
-    """K4: SentencePiece pieces, merges from the scores, bytes for what no piece covers, a leading space."""
+    """SentencePiece pieces, merges from the scores, bytes for what no piece covers, a leading space."""
     original = toys.byte_fallback_tokenizer()
     source = toys.make_llama(tmp_path / "spm", vocabulary_rows=352, tokenizer=original)
     files = open_checkpoint(write_gguf(source, tmp_path / "toy.gguf")).tokenizer

@@ -59,7 +59,6 @@ def test_a_cancelled_request_frees_its_slot_for_the_next(engine: Engine) -> None
 
 
 def test_an_empty_prompt_fails_alone_while_another_streams(engine: Engine) -> None:
-    """K3."""
     (prompt,) = random_prompts([30], TOKENS)
     expected = engine.complete(prompt, max_tokens=40, ignore_eos=True).token_ids
     stream = engine.submit(prompt, max_tokens=40, ignore_eos=True)
@@ -70,7 +69,7 @@ def test_an_empty_prompt_fails_alone_while_another_streams(engine: Engine) -> No
 
 
 def test_streamed_text_joins_to_the_full_decode(engine: Engine, qwen3_artifact: Path) -> None:
-    """K4: random weights write broken UTF-8 all the time."""
+    """Random weights write broken UTF-8 all the time."""
     tokenizer = Tokenizer.from_file(str(qwen3_artifact / "tokenizer.json"))
     for seed in range(12):
         handle = engine.submit([70, 80], max_tokens=60, temperature=3.0, seed=seed, ignore_eos=True)

@@ -71,7 +71,6 @@ def test_no_chunk_is_empty(engine: Engine, length: int) -> None:
 
 
 def test_the_edge_of_the_context(engine: Engine, reference: Any) -> None:
-    """K2."""
     for length, room in ((255, 2), (256, 1)):
         prompt = random_prompts([length], TOKENS)[0]
         completion = engine.complete(prompt, max_tokens=50, ignore_eos=True)

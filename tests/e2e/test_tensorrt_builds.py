@@ -132,7 +132,7 @@ def test_a_plan_of_another_version_or_device_is_refused_before_tensorrt_sees_it(
     device: str,
     values: tuple[str, str],
 ) -> None:
-    """B3. The device is made up, the artifact and the library are real."""
+    """The device is made up, the artifact and the library are real."""
     artifact = Path(shutil.copytree(rtx_artifact, tmp_path / "changed"))
     manifest = load_manifest(artifact)
     changed = replace(manifest, backend=replace(manifest.backend, **change))
@@ -148,7 +148,6 @@ def test_a_plan_of_another_version_or_device_is_refused_before_tensorrt_sees_it(
 
 @needs_rtx
 def test_half_a_plan_is_refused_with_both_sizes(rtx_artifact: Path, tmp_path: Path) -> None:
-    """B3."""
     artifact = Path(shutil.copytree(rtx_artifact, tmp_path / "half"))
     whole = (artifact / "decoder.plan").stat().st_size
     with (artifact / "decoder.plan").open("r+b") as file:

@@ -85,7 +85,7 @@ def agreeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_a_module_that_always_agrees_is_always_accepted(agreeing: Toy) -> None:
-    """D2. Steps near the end verify fewer, so the mean accepted length stays a little below k + 1."""
+    """Steps near the end verify fewer, so the mean accepted length stays a little below k + 1."""
     for k in (1, 2, 3, 4):
         with make_engine(agreeing, k) as engine:
             for length in (1, 5, 33):
@@ -122,7 +122,7 @@ def checked(toy: Toy, tensors: dict[str, torch.Tensor], directory: Path) -> Gold
 
 
 def test_a_dropped_gate_is_caught_by_the_golden_drafts(agreeing: Toy, tmp_path: Path) -> None:
-    """D2. The gate of the module's attention is 0 here; one that is always 1 is no gate. Answers stay right."""
+    """The gate of the module's attention is 0 here; one that is always 1 is no gate. Answers stay right."""
     assert checked(agreeing, agreeing.tensors, tmp_path).drafts > 0
     name = "mtp.layers.0.self_attn.q_proj.weight"
     config = ModelConfig.from_hf(open_checkpoint(agreeing.source).config)

@@ -127,7 +127,7 @@ def greedy(runner: Runner, prompt: np.ndarray, count: int) -> list[int]:
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["wrong", "alternating", "right"])
 def test_drafts_change_no_token(make: Make, ids: np.ndarray, kind: str, k: int) -> None:
-    """D3. "alternating" drafts are right in every other step, and half right in the rest."""
+    """Alternating drafts are right in every other step, and half right in the rest."""
     prompt, count = ids[:23], 24
     plain = make()
     expected = greedy(plain, prompt, count + k + 1)
@@ -150,7 +150,6 @@ def test_drafts_change_no_token(make: Make, ids: np.ndarray, kind: str, k: int) 
 
 
 def test_a_step_without_drafts_after_one_that_accepted_two_reads_the_right_state(make: Make, ids: np.ndarray) -> None:
-    """D6."""
     expected = greedy(make(), ids[:9], 8)
     runner = make()
     runner.step(ids[:9], tier=CACHE)
@@ -164,7 +163,7 @@ def test_a_step_without_drafts_after_one_that_accepted_two_reads_the_right_state
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_a_prompt_of_one_and_k_tokens_is_prefill(make: Make, ids: np.ndarray, k: int) -> None:
-    """D6: its rows count whatever the model would have said."""
+    """Its rows count whatever the model would have said."""
     whole, steps = make(), make()
     outputs = whole.step(ids[: 1 + k], tier=CACHE)
     assert outputs["new_length"][0] == 1 + k

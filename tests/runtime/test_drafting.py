@@ -161,7 +161,7 @@ def test_a_stop_string_inside_an_accepted_block_cuts_text_and_tokens_there() -> 
 def test_sampled_tokens_follow_the_distribution_with_drafts_on(
     top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D5: eight tokens with fixed logits, 100,000 draws."""
+    """Eight tokens with fixed logits, 100,000 draws."""
     from scipy import stats
 
     logits = np.full(VOCABULARY, -1e9, np.float32)

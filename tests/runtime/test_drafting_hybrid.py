@@ -1,4 +1,4 @@
-"""D3: drafts on a hybrid model, whose recurrent states must be rolled back: the ids are those without drafts."""
+"""Drafts on a hybrid model, whose recurrent states must be rolled back: the ids are those without drafts."""
 
 from __future__ import annotations
 
