@@ -86,9 +86,8 @@ def test_torch_module_equals_transformers(variant: str, tmp_path: Path, ids: np.
     assert relative(streamed.numpy(), expected[190:, :300]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    "variant", ["qwen3_5", "qwen3_5-longer-kernel", "qwen3_5_moe", "qwen3_next-mixed", "qwen4_exp"]
-)
+# plain qwen3_5 is what test_hybrid_artifact.py runs whole; an export is dear
+@pytest.mark.parametrize("variant", ["qwen3_5-longer-kernel", "qwen3_5_moe", "qwen3_next-mixed", "qwen4_exp"])
 def test_onnx_equals_transformers_in_chunks_and_steps(variant: str, tmp_path: Path, ids: np.ndarray) -> None:
     """One chunk over several blocks, padded ones, then one token at a time: each against one reference pass."""
     make, options = VARIANTS[variant]
