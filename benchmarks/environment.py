@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from edgert.cpu import cpu_name
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,11 +34,8 @@ def environment(*packages: str, device: str | None = None) -> dict[str, Any]:
 
 def processor() -> str:
     """`2 x Intel(R) Xeon(R) Processor, Linux x86_64`."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names) or 1} x {names[0] if names else name}, {platform.system()} {platform.machine()}"
+    name = cpu_name() or platform.processor() or platform.machine()
+    return f"{os.cpu_count()} x {name}, {platform.system()} {platform.machine()}"
 
 
 def commit() -> str:

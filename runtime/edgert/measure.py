@@ -18,6 +18,7 @@ import numpy as np
 from edgert.backends.base import Backend, StepInputs
 from edgert.cells import Cell
 from edgert.costs import COSTS_NAME, LEAST_MS, Reads, StepCosts, load_costs
+from edgert.cpu import board_name, cpu_name
 from edgert.errors import ArtifactError
 from edgert.handles import Handle
 from edgert.output import Output
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("edgert.measure")
 
-CPUINFO = Path("/proc/cpuinfo")
 STEPS = 5  # steps in a row that one reading is the mean of, where they are short
 SHORT_MS = 20.0  # longer ones are read singly
 QUICK_MS = 400.0  # what a load may spend on this, about
@@ -201,20 +201,11 @@ def _launched(cells: Sequence[Cell], before: Mapping[str, int], after: Mapping[s
     return next((cell for cell in cells if after.get(cell.label, 0) > before.get(cell.label, 0)), None)
 
 
-def device_label(described: Mapping[str, Any], cpuinfo: Path = CPUINFO) -> str:
+def device_label(described: Mapping[str, Any], root: Path = Path("/")) -> str:
     """The device by name, with what its speed depends on: threads, driver."""
     name = str(described.get("device", "unknown device"))
     if name == "cpu":
-        name = _cpu_name(cpuinfo) or name
+        name = board_name(root) or cpu_name(root) or name
     extras = [f"{described['threads']} threads"] if "threads" in described else []
     extras += [f"driver {described['driver']}"] if described.get("driver") else []
     return ", ".join([name, *extras])
-
-
-def _cpu_name(cpuinfo: Path) -> str | None:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bench import WARM_UP_TASK, BenchRequest, closed_loop, run_bench, run_warm_up, summarise
-from edgert.cpuclock import cpu_clock_mhz
+from edgert.cpu import cpu_clock_mhz
 from edgert.drafting import DraftControl
 from edgert.engine import Engine
 from edgert.errors import EdgertError, RequestError

@@ -149,10 +149,12 @@ def test_stored_costs_are_taken_for_their_model_and_device_only(
 
 
 def test_a_device_is_named_with_what_its_speed_depends_on(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\n")
-    assert device_label({"device": "cpu", "threads": 2}, cpuinfo) == "Some CPU @ 2 GHz, 2 threads"
-    assert device_label({"device": "cpu", "threads": 2}, tmp_path / "none") == "cpu, 2 threads"
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    assert device_label({"device": "cpu", "threads": 2}, tmp_path) == "cpu, 2 threads"
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\n")
+    assert device_label({"device": "cpu", "threads": 2}, tmp_path) == "Some CPU @ 2 GHz, 2 threads"
+    (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
+    assert device_label({"device": "cpu", "threads": 2}, tmp_path) == "Some Board, 2 threads"
     assert device_label({"device": "H200", "driver": "580"}) == "H200, driver 580"
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgert.cpuclock import cpu_clock_mhz
+from edgert.cpu import board_name, cpu_clock_mhz, cpu_name
 from edgert.guards.readings import DeviceReading, Run, run_command
 from edgert.hostmemory import total_bytes
 from edgert.manifest import BackendInfo
@@ -28,10 +28,9 @@ def this_device(backend: str, *, root: Path = Path("/"), run: Run = run_command)
 
     Identity: what does not change over reboots. Memory is rounded to 256 MiB, since a kernel takes a little of it.
     """
-    cpu = _first_value(root / "proc/cpuinfo", ("model name", "Model", "CPU part"))
-    board = _text(root / "proc/device-tree/model")
+    board = board_name(root)
     memory = total_bytes(root / "proc/meminfo")
-    name, capability, driver = board or cpu or platform.machine(), None, None
+    name, capability, driver = board or cpu_name(root) or platform.machine(), None, None
     if backend != "onnxruntime":
         gpu = _gpu(run)
         name, capability, driver = gpu or (board or "unknown GPU", None, None)
@@ -99,21 +98,3 @@ def _gpu(run: Run) -> tuple[str, str | None, str | None] | None:
     if len(parts) != 3 or not parts[0]:
         return None
     return parts[0], *(None if part in ("", "[N/A]") else part for part in parts[1:])  # type: ignore[return-value]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").replace("\0", "").strip() or None
-    except OSError:
-        return None
-
-
-def _first_value(path: Path, keys: tuple[str, ...]) -> str | None:
-    """Value of the first of `keys` in a file of `key : value` lines."""
-    lines = (_text(path) or "").splitlines()
-    for key in keys:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.strip() == key and value.strip():
-                return value.strip()
-    return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgebuild.tune.device import conditions, this_device
-from edgert.cpuclock import cpu_clock_mhz
+from edgert.cpu import cpu_clock_mhz
 from edgert.guards.readings import DeviceReading
 
 
