@@ -302,3 +302,27 @@ def test_figures_are_those_of_numpy_and_goodput_counts_the_whole_slo() -> None:
     assert (made.device_busy, made.padding, made.output_tokens_per_s) == (0.25, 0.25, 1.5)
     better = replace(made, ttft_ms_p95=made.ttft_ms_p95 / 2, goodput_per_s=0.5)
     assert changes(made, better) == pytest.approx({"ttft_ms_p95": 0.5, "longest_gap_ms": 0.0, "goodput_per_s": 1.0})
+
+
+@pytest.mark.parametrize("option", ["--rate", "--load", "--burstiness", "--slo-ttft-ms"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_no_number_is_wrong_usage_and_not_waited_for(artifact: Path, option: str, value: str) -> None:
+    ran = CliRunner().invoke(command, [str(artifact), option, value])
+    assert ran.exit_code == 2
+    assert f"'{option}'" in ran.output
+
+
+def test_a_page_that_cannot_be_replaced_stays_as_it_was(
+    artifact: Path, listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("the old one")
+    monkeypatch.setattr("os.fsync", full_disk)
+    ran = CliRunner().invoke(command, [str(artifact), "--traffic", str(listed), "--picture", str(page)])
+    assert isinstance(ran.exception, OutputError)
+    assert page.read_text() == "the old one"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def full_disk(_: int) -> None:
+    raise OSError(28, "No space left on device")

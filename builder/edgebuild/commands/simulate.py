@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgebuild.commands.numbers import FiniteRange
+
 if TYPE_CHECKING:
     from edgebuild.simulate.artifact import Subject
     from edgebuild.simulate.records import Run
@@ -28,16 +30,16 @@ SLO_HELP = "A request is good within it, and the policy keeps to it.  [default: 
 @click.option(
     "--policy", type=click.Choice(["fixed", "adaptive", "both"]), default="both", show_default=True, help="To simulate."
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second; stretches a trace.")
+@click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests a second; stretches a trace.")
 @click.option(
     "--load",
-    type=click.FloatRange(min=0, min_open=True, max=10),
+    type=FiniteRange(min=0, min_open=True, max=10),
     help="Rate as a share of what the device can serve.  [default: 0.7 where there are no times]",
 )
 @click.option("--concurrency", type=click.IntRange(min=1), help="So many at any time instead, as `edgert bench` does.")
 @click.option(
     "--burstiness",
-    type=click.FloatRange(min=0.01, max=100),
+    type=FiniteRange(min=0.01, max=100),
     help="Shape of the gamma process of arrivals: 1 = Poisson, 0.2 = in bursts.  [default: the histogram's, or 1]",
 )
 @click.option("--requests", type=click.IntRange(min=1), help="At most; of a histogram.  [default: the trace's, 1000]")
@@ -45,9 +47,9 @@ SLO_HELP = "A request is good within it, and the policy keeps to it.  [default: 
 @click.option("--costs", "costs_file", type=click.Path(path_type=Path), help="costs.json from another place.")
 @click.option("--measure", is_flag=True, help="Measure every cell here first and write costs.json into the artifact.")
 @click.option("--profile", "profile_name", help="Estimate the costs for this device instead.")
-@click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help=SLO_HELP)
-@click.option("--slo-itl-ms", type=click.FloatRange(min=0, min_open=True), help=f"Longest gap. {SLO_HELP}")
-@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help=f"Time per token. {SLO_HELP}")
+@click.option("--slo-ttft-ms", type=FiniteRange(min=0, min_open=True), help=SLO_HELP)
+@click.option("--slo-itl-ms", type=FiniteRange(min=0, min_open=True), help=f"Longest gap. {SLO_HELP}")
+@click.option("--slo-tpot-ms", type=FiniteRange(min=0, min_open=True), help=f"Time per token. {SLO_HELP}")
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the curves as one HTML page.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -193,10 +195,11 @@ def _show(made: Study) -> None:
 
 def _draw(path: Path, made: Study, as_json: bool) -> None:
     from edgebuild.errors import OutputError
+    from edgebuild.files import write_whole
     from edgebuild.simulate.picture import page
 
     try:
-        path.write_text(page(made.title, made.runs, made.table(), (made.costs_line, *made.notes)), encoding="utf-8")
+        write_whole(path, page(made.title, made.runs, made.table(), (made.costs_line, *made.notes)))
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror or error}") from error
     click.echo(f"wrote {path}", err=as_json)

@@ -8,6 +8,8 @@ from shlex import quote
 
 import click
 
+from edgebuild.commands.numbers import FiniteRange
+
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
@@ -24,16 +26,16 @@ import click
 @click.option("--concurrency", type=click.IntRange(min=1, max=4096), help="At a time.  [default: as the trace says]")
 @click.option("--repeats", type=click.IntRange(min=2, max=100), default=3, show_default=True, help="Of each trial.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the drawn lengths.")
-@click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help="With a limit, goodput decides.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="With a limit, goodput decides.")
+@click.option("--slo-ttft-ms", type=FiniteRange(min=0, min_open=True), help="With a limit, goodput decides.")
+@click.option("--slo-tpot-ms", type=FiniteRange(min=0, min_open=True), help="With a limit, goodput decides.")
 @click.option(
     "--soak-minutes",
-    type=click.FloatRange(min=0, max=10_000),
+    type=FiniteRange(min=0, max=10_000),
     default=10.0,
     show_default=True,
     help="How long the winner must hold steady; 0 = no soak.",
 )
-@click.option("--trial-timeout-s", type=click.FloatRange(min=1), help="A trial that takes longer has failed.")
+@click.option("--trial-timeout-s", type=FiniteRange(min=1), help="A trial that takes longer has failed.")
 @click.option("--logbook", type=click.Path(path_type=Path), help="JSON lines.  [default: ARTIFACT.tuning.jsonl]")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The configuration.  [default: ARTIFACT.scheduler.yaml]"
