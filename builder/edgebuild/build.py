@@ -83,7 +83,10 @@ def build(
     of an earlier build's cells.
     """
     if not engine and profile.backend == "onnxruntime":
-        raise EngineError("onnxruntime runs the ONNX file itself: there is no engine to leave for the device")
+        raise EngineError(
+            "onnxruntime runs the ONNX file itself: there is no engine to leave for the device",
+            hint="leave --no-engine out",
+        )
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(model)
         config = ModelConfig.from_hf(checkpoint.config)
