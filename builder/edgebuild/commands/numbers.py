@@ -1,4 +1,4 @@
-"""Option types. `click.FloatRange` lets NaN through: no comparison with it is true, and a loop waits for it for ever."""
+"""Option types. `click.FloatRange` lets NaN through: no comparison with it is true, and loops wait for it for ever."""
 
 from __future__ import annotations
 
