@@ -4,17 +4,20 @@ python benchmarks/ablation.py --artifact ARTIFACT --prompt 3584 --output-tokens 
 
 The baseline takes a prompt in one launch of the artifact's largest chunk; with chunked prefill the largest chunk is at
 most half as long and decode steps run in between. Closed loop, prompts of one length, outputs of several.
+
+--temperature, --top-k: for the artifacts of shape_artifacts.py --drafter, whose acceptance they set.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgert.bench import run_bench
 from edgert.manifest import Manifest
-from serving import figures, finish, load_manifest, middle, opened, requests_of, rounded
+from serving import Drawn, figures, finish, load_manifest, middle, opened, requests_of, rounded
 
 WHAT = (
     "one mechanism more in each row, the rest unchanged; TTFT and TPOT: medians of a run, every figure the median of "
@@ -65,7 +68,13 @@ def _context(manifest: Manifest, tokens: int) -> int:
 
 
 def measure(
-    artifact: Path, overrides: dict[str, Any], prompt: int, output_tokens: int, count: int, repeats: int
+    artifact: Path,
+    overrides: dict[str, Any],
+    prompt: int,
+    output_tokens: int,
+    count: int,
+    repeats: int,
+    sampling: Mapping[str, float],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for one stream and one for four, and what the backend says of itself."""
     manifest = load_manifest(artifact)
@@ -78,7 +87,7 @@ def measure(
             runs = []
             for repeat in range(repeats):
                 requests = requests_of(lengths, manifest, seed=repeat, context=overrides["context_tokens"])
-                runs.append(figures(*run_bench(engine, requests, concurrency=concurrency)))
+                runs.append(figures(*run_bench(Drawn(engine, **sampling), requests, concurrency=concurrency)))
             rows.append({"concurrency": concurrency, **middle(runs)})
         snapshot, says = engine.metrics(), dict(engine.describe())
     peak = max(snapshot.memory_phases.values(), default=0)
@@ -99,15 +108,20 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--requests", type=int, default=6, help="of a run of one stream; twice as many for four")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     manifest = load_manifest(args.artifact)
     rows: list[dict[str, Any]] = []
     says: dict[str, Any] = {}
+    sampling = {"temperature": args.temperature, "top_k": args.top_k}
     for name, overrides in variants(manifest, args.prompt, args.output_tokens):
-        made, says = measure(args.artifact, overrides, args.prompt, args.output_tokens, args.requests, args.repeats)
+        made, says = measure(
+            args.artifact, overrides, args.prompt, args.output_tokens, args.requests, args.repeats, sampling
+        )
         rows += [{"model": manifest.model.name, "variant": name, **rounded(row)} for row in made]
-    settings = {"prompt_tokens": args.prompt, "output_tokens": args.output_tokens, "repeats": args.repeats}
+    settings = {"prompt_tokens": args.prompt, "output_tokens": args.output_tokens, "repeats": args.repeats, **sampling}
     finish(args.output, {"what": WHAT, "rows": rows, "settings": settings}, engine_says=says)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def export_shape(
                 cache_tokens=cache_tokens,
                 draft_tokens=range(count),
                 precision="float16",
-                forms=forms,
+                forms=replace(forms, processors=0),  # as a build leaves the drafter's products
             ).states
         graph = decoder.export_decoder(
             config,

@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path)
     parser.add_argument("--shape", choices=list(SHAPES), default="4b")
     parser.add_argument("--draft-vocabulary", nargs="+", type=int, default=[32768])
+    parser.add_argument("--processors", type=int, default=132, help="export: cut narrow products for this many")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--count", type=int, default=120, help="steps a figure")
     parser.add_argument("--prompts", type=int, default=4, help="of each task")
@@ -276,7 +277,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.action == "export":
-        forms = {"attention": "written_out", "sampling": "branchless"}
+        forms = {"attention": "written_out", "sampling": "branchless", "processors": args.processors}
         shape, counts = SHAPES[args.shape], args.draft_vocabulary
         export_shape(shape, args.directory, cache_tokens=1152, **forms, draft_tokens=counts)
         return

@@ -3,7 +3,8 @@
 python benchmarks/interleaving.py --artifact ARTIFACT --prompt 16000 --output benchmarks/results/interleaving.json
 
 Quiet gaps come from the same stream before the prompt arrives. The bound is measured too: the largest chunk and the
-stream's decode step, each in its own cell (edgert.measure).
+stream's decode step, each in its own cell (edgert.measure). The last row has the ratio that the planner takes for
+`slo.itl_p95_ratio` with these costs. Without drafts: their tokens come in groups.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from edgebuild.plan.smooth import Wanted, least_steps, measured_times
+from edgert.config import MAX_RATIO
 from edgert.costs import StepCosts
 from edgert.engine import Engine
 from edgert.loading import open_runtime, plan_loading
 from edgert.manifest import Manifest
 from edgert.measure import measure_costs
 from edgert.metrics import percentile
+from edgert.policy import smooth_steps
 from serving import finish, load_manifest, opened, requests_of, rounded
 
 WHAT = (
@@ -36,6 +40,13 @@ def costs_of(artifact: Path, **overrides: Any) -> StepCosts:
         return measure_costs(runtime, time.perf_counter, model=loading.manifest.model.identity)
     finally:
         runtime.backend.close()
+
+
+def ratio_for(target: float, costs: StepCosts, manifest: Manifest, chunk: int, prompt: int, stream: int) -> int:
+    """Decode steps a chunk that the planner asks for a p95 of `target` times a quiet gap."""
+    batch = max(cell.batch for cell in manifest.decode_cells)
+    wanted = Wanted(target, max(1, manifest.slots - 1), batch, manifest.context_tokens, prompt, stream)
+    return min(MAX_RATIO, least_steps(measured_times(costs), wanted, chunk))
 
 
 def one_round(engine: Engine, manifest: Manifest, args: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -89,20 +100,25 @@ def main() -> None:
     parser.add_argument("--stream-tokens", type=int, default=4000)
     parser.add_argument("--quiet", type=int, default=300, help="tokens before the prompt arrives")
     parser.add_argument("--chunk", type=int, default=512, help="chunks of at most so many rows")
-    parser.add_argument("--ratio", type=int, default=24, help="decode steps a chunk in the last row")
+    parser.add_argument("--ratio", type=int, default=24, help="decode steps a chunk in the second row")
+    parser.add_argument("--p95-ratio", type=float, default=1.5, help="slo.itl_p95_ratio of the last row")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     manifest = load_manifest(args.artifact)
     sizes = sorted({cell.query_rows for cell in manifest.prefill_cells if cell.query_rows <= args.chunk})
-    common: dict[str, Any] = {"graph_bucket_sizes": sizes, "max_prefill_chunk_size": sizes[-1]}
+    common: dict[str, Any] = {"graph_bucket_sizes": sizes, "max_prefill_chunk_size": sizes[-1], "enable_mtp": False}
     costs = costs_of(args.artifact, **common)
     chunk_ms = max(ms[0] for cell, ms in costs.cells.items() if cell.kind == "prefill")
     step_ms = max(ms[0] for cell, ms in costs.cells.items() if cell.kind == "decode" and cell.batch == 1)
     fixed = {"prefill_decode_ratio": f"1:{args.ratio}", "prefill_decode_ratio_range": [args.ratio, args.ratio]}
+    steps = ratio_for(args.p95_ratio, costs, manifest, sizes[-1], args.prompt, args.stream_prompt)
+    smooth = {"prefill_decode_ratio": f"1:{steps}", "prefill_decode_ratio_range": [min(steps, smooth_steps(1)), steps]}
+    smooth |= {"itl_p95_ratio": args.p95_ratio}
     ways: list[tuple[str, dict[str, Any]]] = [
         ("as planned", {}),
         (f"1:{args.ratio}", {**fixed, "adaptive": False}),
+        (f"itl_p95_ratio {args.p95_ratio:g}, 1:{steps} planned", smooth),
     ]
     rows, says = [], {}
     for name, overrides in ways:

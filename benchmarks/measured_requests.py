@@ -25,17 +25,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-drafts", action="store_true")
     parser.add_argument("--costs", type=Path, help="write costs.json here too")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     manifest = load_manifest(args.artifact)
-    costs = costs_of(args.artifact)
+    chosen = {"enable_mtp": False} if args.no_drafts else {}
+    costs = costs_of(args.artifact, **chosen)
     if args.costs:
         args.costs.write_text(costs.dump())
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     draws = read_lengths(args.traffic)
-    with opened(args.artifact) as engine:
+    with opened(args.artifact, **chosen) as engine:
         requests = make_requests(
             draws,
             count=args.requests,

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgert.bench import BenchRequest
 from edgert.engine import Engine
-from edgert.handles import Completion
+from edgert.handles import Completion, Handle
 from edgert.hostmemory import resident_bytes
 from edgert.manifest import Manifest, load_manifest
 from edgert.metrics import percentile
@@ -32,6 +32,20 @@ def opened(artifact: Path, **overrides: Any) -> Iterator[Engine]:
     """The engine; hashes were checked when the artifact was made or unpacked."""
     with Engine.load(artifact, verify_files=False, **overrides) as engine:
         yield engine
+
+
+class Drawn:
+    """An engine whose requests are all sampled in one way."""
+
+    def __init__(self, engine: Engine, **sampling: Any) -> None:
+        self._engine, self._sampling = engine, sampling
+
+    @property
+    def context_tokens(self) -> int:
+        return self._engine.context_tokens
+
+    def submit(self, prompt: Sequence[int], **options: Any) -> Handle:
+        return self._engine.submit(prompt, **options, **self._sampling)
 
 
 def requests_of(

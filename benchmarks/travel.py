@@ -1,169 +1,279 @@
-"""A complete TensorRT artifact for a machine that only small files reach: without the weights inside its plan.
+"""Complete TensorRT plans for a machine that only small files reach: without the weights inside them.
 
-python benchmarks/travel.py pack ARTIFACT CHECKPOINT FILE.tgz       here, where the engine was built
-python benchmarks/travel.py unpack FILE.tgz CHECKPOINT ARTIFACT     there; every hash of the manifest is checked
+python benchmarks/travel.py pack ARTIFACT FILE.tgz --checkpoint C [--mtp HEAD]      here, where the engines were built
+python benchmarks/travel.py unpack FILE.tgz ARTIFACT --checkpoint C [--mtp HEAD]    there; every hash is checked
+python benchmarks/travel.py pack SHAPE FILE.tgz                a folder of decode.py, drafting.py or hybrid.py
+python benchmarks/travel.py unpack FILE.tgz SHAPE              its random weights are made again
 
-A plan holds its weights byte for byte, some of them merged (q, k, v; gate, up) and transposed, and beside them the same
-kernels once a profile, which compress seventyfold. SmolLM2's plan of 339 MB travels as 1.6 MB. Reads plans of dense
-models without a drafter; what is not recognised simply travels.
+A plan holds its weights byte for byte, some of them merged and transposed, and beside them the same kernels once a
+profile, which compress seventyfold. Each weight is looked for row by row, so that it does not matter beside which
+others the engine laid it: its rows then stand a constant distance apart. What is not found simply travels.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
-import itertools
 import json
 import lzma
 import mmap
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from edgebuild.checkpoint import open_checkpoint
-from edgebuild.models.config import ModelConfig
-from edgebuild.restore import decoder_tensors
-from edgert.integrity import check_files
-from edgert.manifest import load_manifest
 
-PLAN, BLOCKS, REST = "decoder.plan", "blocks.json", "rest.xz"
+INDEX, PAGE = "plans.json", 4096
 LEAST = 65_536  # smaller tensors are not worth a search
-PROBE, HEAD = 64, 4096
+PROBE = 64
+FARTHEST = 16  # rows of one weight stand at most so many rows apart
+TRIES = 400  # places where a first row may seem to stand
 Bytes = npt.NDArray[np.uint8]
-Tensors = Mapping[str, Callable[[], torch.Tensor]]
-Block = tuple[int, int, list[str], str]  # offset and bytes in the plan, tensors, how they are put together
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Callable[[], Array]]
+# offset, distance of rows, bytes of a row, rows; tensor, transposed, part, parts (of its columns)
+Block = tuple[int, int, int, int, str, bool, int, int]
 
 
-def tensors_of(artifact: Path, checkpoint: Path) -> Tensors:
-    """The decoder's tensors in the artifact's precision, by name."""
-    opened = open_checkpoint(checkpoint)
-    return decoder_tensors(ModelConfig.from_hf(opened.config), load_manifest(artifact), opened.read)
+def tensors_of(folder: Path, checkpoint: Path | None, head: Path | None) -> dict[str, Tensors]:
+    """Plan → its weights by name, as they stand in the ONNX file's data."""
+    if not (folder / "manifest.json").exists():
+        plans = sorted(folder.glob("**/*.plan"))
+        return {str(plan.relative_to(folder)): _of_onnx(plan.with_suffix(".onnx")) for plan in plans}
+    from edgebuild.checkpoint import open_checkpoint
+    from edgebuild.drafter import find_drafter
+    from edgebuild.models.config import ModelConfig
+    from edgebuild.models.mtp_config import expected_mtp_tensors
+    from edgebuild.restore import decoder_tensors
+    from edgert.manifest import load_manifest
+
+    if checkpoint is None:
+        raise SystemExit("an artifact needs --checkpoint")
+    manifest, opened = load_manifest(folder), open_checkpoint(checkpoint)
+    config = ModelConfig.from_hf(opened.config)
+    decoder = {
+        name: lambda read=read: read().detach().contiguous().numpy()
+        for name, read in decoder_tensors(config, manifest, opened.read).items()
+    }
+    found: dict[str, Tensors] = {"decoder.plan": decoder}
+    if manifest.draft_length:
+        weights = find_drafter(opened, config, head)
+        if weights is None:
+            raise SystemExit("this artifact drafts: give its head, --mtp HEAD")
+        rows = np.array(weights.draft_tokens(manifest.model.token_limit, manifest.draft_vocabulary))
+        dtype = np.dtype(manifest.backend.precision)
+        tables = ("model.embed_tokens.weight", *(() if config.tie_word_embeddings else ("lm_head.weight",)))
+        drafter: dict[str, Callable[[], Array]] = {
+            name: lambda name=name: weights.read(name).numpy().astype(dtype) for name in expected_mtp_tensors(config)
+        }
+        drafter |= {name: lambda name=name: weights.read(name).numpy()[rows].astype(dtype) for name in tables}
+        drafter |= {name: read for name, read in decoder.items() if name.startswith("rope")}
+        found["mtp.plan"] = drafter
+    return found
 
 
-def content(tensors: Tensors, names: Sequence[str], how: str) -> Bytes:
-    """how: plain, rows (one below the other) or columns (transposed, side by side)."""
-    parts = [tensors[name]() for name in names]
-    whole = parts[0]
-    if how == "rows":
-        whole = torch.cat(parts, 0)
-    elif how == "columns":
-        whole = torch.cat([part.t() for part in parts], 1)
-    return whole.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+def _of_onnx(graph: Path) -> Tensors:
+    """The external tensors of an ONNX file beside its data."""
+    import onnx
+
+    data = np.memmap(graph.with_suffix(".weights"), np.uint8, "r")
+
+    def reader(offset: int, dtype: np.dtype[Any], dims: tuple[int, ...]) -> Callable[[], Array]:
+        end = offset + dtype.itemsize * int(np.prod(dims))
+        return lambda: data[offset:end].view(dtype).reshape(dims)
+
+    found = {}
+    for tensor in onnx.load(str(graph), load_external_data=False).graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if place:
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            found[tensor.name] = reader(int(place["offset"]), kind, tuple(tensor.dims))
+    return found
+
+
+def matrix(value: Array, transposed: bool, part: int, parts: int) -> Bytes:
+    """Rows of bytes of a tensor [rows, columns], or of one of `parts` equal slices of its columns."""
+    whole = value.reshape(-1, value.shape[-1])
+    whole = whole.T if transposed else whole
+    width = whole.shape[1] // parts
+    cut = np.ascontiguousarray(whole[:, part * width : (part + 1) * width])
+    return cut.view(np.uint8).reshape(cut.shape[0], -1)
 
 
 class Search:
     """Finds tensors in a plan; what was found once is not found again."""
 
-    def __init__(self, plan: Path, tensors: Tensors) -> None:
+    def __init__(self, plan: Path) -> None:
         self._file = plan.open("rb")
-        self.map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._whole = np.frombuffer(self.map, np.uint8)
-        self._tensors = tensors
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._whole = np.frombuffer(self._map, np.uint8)
         self.blocks: list[Block] = []
+        self._last = 0  # weights stand in the order of the graph, more or less
+        self._ways: dict[str, tuple[bool, int]] = {}
 
-    def find(self, names: Sequence[str], how: str) -> bool:
-        wanted = content(self._tensors, names, how)
-        if wanted.size < LEAST:
-            return False
-        probe, at = wanted[:PROBE].tobytes(), -1
-        while (at := self.map.find(probe, at + 1)) >= 0:
-            inside = next((start + size for start, size, *_ in self.blocks if start <= at < start + size), None)
-            if inside is not None:
-                at = inside - 1
-            elif self._same(at, wanted):
-                self.blocks.append((at, wanted.size, list(names), how))
+    def find(self, name: str, value: Array) -> None:
+        kind = ".".join(part for part in name.split(".") if not part.isdigit())
+        ways = [(transposed, parts) for parts in (1, 2, 4) for transposed in (True, False)]
+        known = self._ways.get(kind)
+        for transposed, parts in sorted(ways, key=lambda way: way != known):
+            columns = value.reshape(-1, value.shape[-1]).shape[0 if transposed else 1]
+            if columns % parts:
+                continue
+            before = len(self.blocks)
+            for part in range(parts):
+                if not self._one(name, matrix(value, transposed, part, parts), transposed, part, parts):
+                    break
+            if len(self.blocks) - before == parts:
+                self._ways[kind] = (transposed, parts)
+                return
+            del self.blocks[before:]
+
+    def _one(self, name: str, rows: Bytes, transposed: bool, part: int, parts: int) -> bool:
+        for at in self._places(rows[0]):
+            distance = self._distance(at, rows)
+            if distance is None or at + distance * (len(rows) - 1) + rows.shape[1] > self._whole.size:
+                continue
+            if np.array_equal(strided(self._whole, at, distance, rows.shape), rows):
+                self.blocks.append((at, distance, rows.shape[1], len(rows), name, transposed, part, parts))
+                self._last = at
                 return True
         return False
 
-    def _same(self, at: int, wanted: Bytes) -> bool:
-        found = self._whole[at : at + wanted.size]
-        return (
-            found.size == wanted.size and np.array_equal(found[:HEAD], wanted[:HEAD]) and np.array_equal(found, wanted)
+    def _places(self, row: Bytes) -> Iterator[int]:
+        """Where a row stands that no block has yet, from the last one on, then from the beginning."""
+        probe, tries = row[:PROBE].tobytes(), 0
+        for begin, end in ((self._last, len(self._map)), (0, self._last + PROBE)):
+            at = begin - 1
+            while tries < TRIES and (at := self._map.find(probe, at + 1, end)) >= 0:
+                tries += 1
+                if not self._taken(at) and np.array_equal(self._whole[at : at + row.size], row):
+                    yield at
+
+    def _taken(self, at: int) -> bool:
+        return any(
+            start <= at < start + step * count and (at - start) % step < width
+            for start, step, width, count, *_ in self.blocks
         )
 
+    def _distance(self, at: int, rows: Bytes) -> int | None:
+        """From the first row to the second."""
+        if len(rows) == 1:
+            return rows.shape[1]
+        width = rows.shape[1]
+        second, low = rows[1].tobytes(), at + width
+        probe, high = second[:PROBE], at + FARTHEST * width + PROBE
+        while (found := self._map.find(probe, low, high)) >= 0:
+            if self._map[found : found + width] == second:
+                return int(found) - at
+            low = found + 1
+        return None
 
-def merged(names: Sequence[str]) -> Iterator[list[str]]:
-    """Projections that an engine may hold as one matrix."""
-    for group in GROUPS:
-        owners: dict[str, list[str]] = {}
-        for name in names:
-            owner, _, part = name.removesuffix(".weight").rpartition(".")
-            if part in group and name.endswith(".weight"):
-                owners.setdefault(owner, []).append(name)
-        yield from owners.values()
+
+def strided(whole: Bytes, at: int, distance: int, shape: tuple[int, ...]) -> Bytes:
+    """Rows of bytes that stand a constant distance apart; a view."""
+    return np.lib.stride_tricks.as_strided(whole[at:], shape, (distance, 1))
 
 
-def pack(artifact: Path, checkpoint: Path, target: Path) -> None:
-    tensors = tensors_of(artifact, checkpoint)
-    sizes = {name: tensor().numel() for name, tensor in tensors.items() if tensor().dim() == 2}
-    search = Search(artifact / PLAN, tensors)
-    done = {max(sizes, key=lambda name: sizes[name])}  # the embedding first: random weights repeat inside it
-    search.find([*done], "plain")
-    last: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for group in merged(list(sizes)):
-        orders = itertools.product(("columns", "rows"), itertools.permutations(range(len(group))))
-        tries = [*([last[len(group)]] if len(group) in last else []), *orders]
-        hit = next((t for t in tries if search.find([group[place] for place in t[1]], t[0])), None)
-        if hit is not None:
-            last[len(group)] = hit
-            done.update(group)
-    for name in sorted(sizes.keys() - done, key=lambda name: -sizes[name]):
-        if not search.find([name], "plain"):
-            search.find([name], "columns")
-    search.blocks.sort()
-    rest, at = io.BytesIO(), 0
-    for start, size, *_ in search.blocks:
-        rest.write(search.map[at:start])
-        at = start + size
-    rest.write(search.map[at:])
-    packed = lzma.compress(rest.getvalue(), preset=1)
-    print(f"{PLAN}: {len(search.map):,} bytes, {len(search.blocks)} blocks of weights, "
-          f"{rest.tell():,} bytes left, {len(packed):,} packed")  # fmt: skip
+def blocks_of(plan: Path, tensors: Tensors) -> list[Block]:
+    search = Search(plan)
+    values = {name: read for name, read in tensors.items() if read().ndim >= 2 and read().nbytes >= LEAST}
+    first = max(values, key=lambda name: values[name]().nbytes, default=None)  # random weights repeat inside it
+    for name in sorted(values, key=lambda name: name != first):
+        search.find(name, values[name]())
+    return search.blocks
+
+
+def rest_of(plan: Path, blocks: list[Block]) -> tuple[bytes, bytes, bytes]:
+    """(bitmap of pages, those pages, sha256): what is left when the blocks are zero."""
+    whole = np.fromfile(plan, np.uint8)
+    digest = hashlib.sha256(whole.data).digest()
+    for at, distance, width, count, *_ in blocks:
+        strided(whole, at, distance, (count, width))[:] = 0
+    pages = np.zeros((-(-whole.size // PAGE), PAGE), np.uint8)
+    pages.reshape(-1)[: whole.size] = whole
+    used = pages.any(axis=1)
+    return np.packbits(used).tobytes(), pages[used].tobytes(), digest
+
+
+def pack(folder: Path, target: Path, checkpoint: Path | None, head: Path | None) -> None:
+    index: dict[str, Any] = {}
+    files: list[tuple[str, bytes]] = []
+    for number, (name, tensors) in enumerate(tensors_of(folder, checkpoint, head).items()):
+        blocks = blocks_of(folder / name, tensors)
+        used, rest, digest = rest_of(folder / name, blocks)
+        packed = lzma.compress(used + rest, preset=1)
+        size = (folder / name).stat().st_size
+        index[name] = {"bytes": size, "sha256": digest.hex(), "file": f"{number}.xz", "blocks": blocks}
+        files.append((f"{number}.xz", packed))
+        found = sum(width * count for _, _, width, count, *_ in blocks)
+        print(f"{name}: {size:,} bytes, {found:,} of them in {len(blocks)} blocks of weights, {len(packed):,} packed")
     with tarfile.open(target, "w:gz") as archive:
-        for path in sorted(artifact.iterdir()):
-            if path.name != PLAN and not path.name.startswith("."):
-                archive.add(path, path.name)
-        for name, data in ((BLOCKS, json.dumps(search.blocks).encode()), (REST, packed)):
+        for path in sorted(folder.rglob("*")):
+            name = str(path.relative_to(folder))
+            if path.is_file() and path.suffix not in (".plan", ".weights") and not path.name.startswith("."):
+                archive.add(path, name)
+        for name, data in ((INDEX, json.dumps(index).encode()), *files):
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
 
 
-def unpack(source: Path, checkpoint: Path, artifact: Path) -> None:
-    """Raises ArtifactError where the checkpoint is another one than that of the build."""
-    artifact.mkdir(parents=True)
+def fill_shape(folder: Path) -> None:
+    """The weights of a benchmark's shape, as its `build` writes them."""
+    import hybrid
+    from common import fill_weights
+
+    hybrids = "layers" in json.loads((folder / "info.json").read_text())
+    for graph in sorted(folder.glob("**/*.onnx")):
+        if hybrids:
+            hybrid.fill(folder)
+        else:
+            fill_weights(graph, graph.with_suffix(".weights"))
+
+
+def unpack(source: Path, folder: Path, checkpoint: Path | None, head: Path | None) -> None:
+    """Stops where a plan is not the one that was packed: another checkpoint, other random numbers."""
+    folder.mkdir(parents=True)
     with tarfile.open(source) as archive:
-        archive.extractall(artifact, filter="data")
-    blocks: list[Any] = json.loads((artifact / BLOCKS).read_text())
-    rest = lzma.decompress((artifact / REST).read_bytes())
-    for name in (BLOCKS, REST):
-        (artifact / name).unlink()
-    tensors = tensors_of(artifact, checkpoint)
-    at = used = 0
-    with (artifact / PLAN).open("wb") as plan:
-        for start, size, names, how in blocks:
-            plan.write(rest[used : used + start - at])
-            used += start - at
-            plan.write(content(tensors, names, how).data)
-            at = start + size
-        plan.write(rest[used:])
-    check_files(artifact, load_manifest(artifact))
-    print(f"{artifact}: whole")
+        archive.extractall(folder, filter="data")
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    for name in index:
+        (folder / name).touch()
+    artifact = (folder / "manifest.json").exists()
+    if not artifact:
+        fill_shape(folder)
+    tensors = tensors_of(folder, checkpoint, head)
+    for name, entry in index.items():
+        count = -(-entry["bytes"] // PAGE)
+        data = lzma.decompress((folder / entry["file"]).read_bytes())
+        used = np.unpackbits(np.frombuffer(data[: -(-count // 8)], np.uint8), count=count).astype(bool)
+        whole = np.zeros((count, PAGE), np.uint8)
+        whole[used] = np.frombuffer(data[-(-count // 8) :], np.uint8).reshape(-1, PAGE)
+        plan = whole.reshape(-1)[: entry["bytes"]]
+        for at, distance, width, rows, tensor, transposed, part, parts in entry["blocks"]:
+            strided(plan, at, distance, (rows, width))[:] = matrix(tensors[name][tensor](), transposed, part, parts)
+        if hashlib.sha256(plan.data).hexdigest() != entry["sha256"]:
+            raise SystemExit(f"{name}: not the plan that was packed; other weights, or another numpy")
+        plan.tofile(folder / name)
+        (folder / entry["file"]).unlink()
+    (folder / INDEX).unlink()
+    for path in () if artifact else folder.glob("**/*.weights"):
+        path.unlink()
+    print(f"{folder}: whole")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["pack", "unpack"])
-    parser.add_argument("first", type=Path)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("first", type=Path, help="pack: a folder; unpack: a file")
     parser.add_argument("last", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--mtp", type=Path)
     args = parser.parse_args()
-    (pack if args.action == "pack" else unpack)(args.first, args.checkpoint, args.last)
+    (pack if args.action == "pack" else unpack)(args.first, args.last, args.checkpoint, args.mtp)
 
 
 if __name__ == "__main__":
