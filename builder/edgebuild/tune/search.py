@@ -327,9 +327,12 @@ class Tuner:
         self, settings: Settings, requests: Sequence[BenchRequest], *, curve: bool, soak: bool, want_tokens: bool
     ) -> dict[str, Any]:
         setup = self.setup
+        overrides = json.loads(json.dumps(dict(settings)))
+        if not soak:  # what the device can do; with costs.json in the artifact admission would leave a share of it free
+            overrides["throughput_headroom_fraction"] = 0.0
         return {
             "artifact": str(setup.path),
-            "overrides": json.loads(json.dumps(dict(settings))),
+            "overrides": overrides,
             "requests": as_job(requests),
             "concurrency": 1 if curve else setup.work.record.concurrency,
             "repeats": setup.work.record.repeats,

@@ -269,3 +269,13 @@ def test_every_line_names_what_it_was_measured_on(setup: Setup, book: Path) -> N
             assert line["conditions_before"]["temperature_c"] >= 40
             assert line["conditions_before"]["gpu_clock_mhz"] is None  # unknown, not 0
             assert line["duration_s"] in (10.0, 600.0)
+
+
+def test_trials_use_the_whole_device_and_the_soak_leaves_the_headroom(setup: Setup, book: Path) -> None:
+    device = FakeDevice()
+    run(setup, book, device)
+    soaks = [job for job in device.jobs if job["soak_s"]]
+    assert soaks
+    assert all("throughput_headroom_fraction" not in job["overrides"] for job in soaks)
+    trials = [job for job in device.jobs if not job["soak_s"]]
+    assert {job["overrides"]["throughput_headroom_fraction"] for job in trials} == {0.0}
