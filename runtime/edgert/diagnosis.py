@@ -74,6 +74,7 @@ class Facts:
 
 
 SYMPTOM_OF_FAILURE = {
+    "UnfinishedArtifact": "unfinished artifact",
     "ArtifactError": "damaged artifact",
     "GoldenMismatch": "garbled or repeated output",
     "KvWriteError": "garbled or repeated output",

@@ -26,6 +26,10 @@ class ArtifactError(EdgertError):
     exit_code = 3
 
 
+class UnfinishedArtifact(ArtifactError):
+    """The artifact stopped after ONNX: its engine is to be built on the device."""
+
+
 class ConfigError(EdgertError):
     """scheduler.yaml asks for something that this artifact cannot do."""
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from edgert.config import CONFIG_NAME
 from edgert.costs import COSTS_NAME
-from edgert.errors import ArtifactError
+from edgert.errors import ArtifactError, UnfinishedArtifact
 from edgert.manifest_records import MANIFEST_NAME, Manifest, drafter_file
 from edgert.onnx_external import check_external_data
 from edgert.strictjson import REBUILD
@@ -139,9 +139,9 @@ def _refuse_unlisted(directory: Path, manifest: Manifest) -> None:
 
 
 def require_complete(manifest: Manifest, directory: Path) -> None:
-    """A resumable artifact has no engine yet. Raises ArtifactError."""
+    """A resumable artifact has no engine yet. Raises UnfinishedArtifact."""
     if manifest.state != "complete":
-        raise ArtifactError(
+        raise UnfinishedArtifact(
             f"{directory}: stopped after ONNX, it has no {manifest.backend.name} engine yet",
             hint=f"on the device: edgebuild resume {shlex.quote(str(directory))}",
         )

@@ -179,6 +179,12 @@ def test_a_changed_file_is_named(look: Look, artifact: Path) -> None:
     assert "decoder.weights" in named(look()[1], "damaged artifact").cause
 
 
+def test_an_artifact_without_its_engine_is_unfinished_not_damaged(tmp_path: Path) -> None:
+    path = make_artifact(tmp_path / "toy", state="onnx")
+    found = named(findings(examine(path, sensors=Sensed(COOL))), "unfinished artifact")
+    assert "edgebuild resume" in found.next_step
+
+
 def test_no_artifact_is_a_finding_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", str(tmp_path / "none")]) == 1
     assert f"no artifact at {tmp_path / 'none'}" in capsys.readouterr().out

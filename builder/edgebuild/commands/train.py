@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
+from edgebuild.commands.numbers import FiniteRange
+
 
 @click.command("train-mtp")
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Checkpoint: folder or GGUF file.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The head, a .safetensors file.")
 @click.option("--prompts", "prompt_file", type=click.Path(path_type=Path), help="One prompt a line; else built in.")
-@click.option("--minutes", type=click.FloatRange(min=0.05), default=10.0, show_default=True, help="Time for all of it.")
+@click.option("--minutes", type=FiniteRange(min=0.05), default=10.0, show_default=True, help="Time for all of it.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--per-task", type=click.IntRange(min=8), default=3000, show_default=True, help="Prompts a task.")
 @click.option("--batch", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences a step.")
