@@ -19,6 +19,7 @@ import json
 import lzma
 import mmap
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,9 @@ class Search:
         self._last = 0  # weights stand in the order of the graph, more or less
         self._ways: dict[str, tuple[bool, int]] = {}
 
-    def find(self, name: str, value: Array) -> None:
+    def find(self, name: str, value: Array, most_parts: int = 4) -> None:
         kind = ".".join(part for part in name.split(".") if not part.isdigit())
-        ways = [(transposed, parts) for parts in (1, 2, 4) for transposed in (True, False)]
+        ways = [(transposed, parts) for parts in (1, 2, 4) if parts <= most_parts for transposed in (True, False)]
         known = self._ways.get(kind)
         for transposed, parts in sorted(ways, key=lambda way: way != known):
             columns = value.reshape(-1, value.shape[-1]).shape[0 if transposed else 1]
@@ -183,18 +184,46 @@ def blocks_of(plan: Path, tensors: Tensors) -> list[Block]:
     first = max(values, key=lambda name: values[name]().nbytes, default=None)  # random weights repeat inside it
     for name in sorted(values, key=lambda name: name != first):
         search.find(name, values[name]())
-    return search.blocks
+    return [*search.blocks, *_once_more(plan, search.blocks, values)]
+
+
+def _once_more(plan: Path, blocks: list[Block], values: Tensors) -> list[Block]:
+    """Weights that some profiles have a second time. Looked for in the pages that are left, put together."""
+    pages, used = pages_of(without(plan, blocks))
+    places = np.flatnonzero(used)
+    with tempfile.NamedTemporaryFile() as rest:
+        pages[used].tofile(rest.name)
+        again = Search(Path(rest.name))
+        for name, read in values.items():
+            again.find(name, read(), most_parts=1)
+    found = []
+    for at, distance, width, count, *how in again.blocks:
+        first, last = at // PAGE, (at + distance * (count - 1) + width - 1) // PAGE
+        if places[last] - places[first] == last - first:
+            found.append((int(places[first]) * PAGE + at % PAGE, distance, width, count, *how))
+    return found  # type: ignore[return-value]
+
+
+def without(plan: Path, blocks: list[Block]) -> Bytes:
+    """The plan with zeros where the blocks stand."""
+    whole = np.fromfile(plan, np.uint8)
+    for at, distance, width, count, *_ in blocks:
+        strided(whole, at, distance, (count, width))[:] = 0
+    return whole
+
+
+def pages_of(whole: Bytes) -> tuple[Bytes, npt.NDArray[np.bool_]]:
+    """[pages, PAGE], and which of them are not zero."""
+    pages = np.zeros((-(-whole.size // PAGE), PAGE), np.uint8)
+    pages.reshape(-1)[: whole.size] = whole
+    return pages, pages.any(axis=1)
 
 
 def rest_of(plan: Path, blocks: list[Block]) -> tuple[bytes, bytes, bytes]:
     """(bitmap of pages, those pages, sha256): what is left when the blocks are zero."""
-    whole = np.fromfile(plan, np.uint8)
-    digest = hashlib.sha256(whole.data).digest()
-    for at, distance, width, count, *_ in blocks:
-        strided(whole, at, distance, (count, width))[:] = 0
-    pages = np.zeros((-(-whole.size // PAGE), PAGE), np.uint8)
-    pages.reshape(-1)[: whole.size] = whole
-    used = pages.any(axis=1)
+    digest = hashlib.sha256(plan.read_bytes()).digest()
+    whole = without(plan, blocks)
+    pages, used = pages_of(whole)
     return np.packbits(used).tobytes(), pages[used].tobytes(), digest
 
 
