@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgebuild.commands.tuning import tuning_options, with_tuning
+from edgebuild.commands.planning import planning_options, with_tuning
 from edgebuild.errors import CheckpointError, ProfileError
 
 if TYPE_CHECKING:
@@ -24,16 +24,7 @@ if TYPE_CHECKING:
     "--model", type=click.Path(path_type=Path), help="Checkpoint: folder (config.json is enough) or GGUF file."
 )
 @click.option("--traffic", type=click.Path(path_type=Path), help="Trace or histogram.")
-@click.option("--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0.")
-@click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted.")
-@click.option("--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together.")
-@click.option(
-    "--costs",
-    "costs_file",
-    type=click.Path(path_type=Path),
-    help="costs.json of an earlier build for this device: slo.itl_p95_ratio goes by it.",
-)
-@tuning_options
+@planning_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     profile_name: str,

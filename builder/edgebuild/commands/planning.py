@@ -1,4 +1,4 @@
-"""`--tuning` and `--no-tuning`, which `build` and `plan` share."""
+"""What `build` and `plan` both ask that a plan is made by: drafter, cells, measured costs, a tuning run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,34 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def tuning_options(command: Command) -> Command:
-    """The two options."""
-    file = click.option(
+OPTIONS = (
+    click.option(
+        "--mtp", type=click.Path(path_type=Path), help="MTP head that drafts; 3 tokens where the profile says 0."
+    ),
+    click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Most used tokens that may be drafted."),
+    click.option(
+        "--max-cells", type=click.IntRange(min=2), help="Captured cells at most, prefill and decode together."
+    ),
+    click.option(
+        "--costs",
+        "costs_file",
+        type=click.Path(path_type=Path),
+        help="costs.json of an earlier build for this device: slo.itl_p95_ratio goes by it.",
+    ),
+    click.option(
         "--tuning",
         type=click.Path(path_type=Path),
         help="Logbook of `edgebuild tune`: measured goes over estimated.  [default: what was tuned on this device]",
-    )
-    off = click.option("--no-tuning", is_flag=True, help="Do not look for a tuning run of this device.")
-    return file(off(command))
+    ),
+    click.option("--no-tuning", is_flag=True, help="Do not look for a tuning run of this device."),
+)
+
+
+def planning_options(command: Command) -> Command:
+    """The options, in this order in --help."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 def with_tuning(
