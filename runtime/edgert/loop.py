@@ -88,15 +88,9 @@ class Loop:
             self.thread.join()
 
     def _run(self) -> None:
+        runtime: Runtime | None = None
         try:
-            self.runtime = self._open()
-        except Exception as error:
-            self.error = error
-            self.state = "failed"
-            self.ready.set()
-            return
-        runtime = self.runtime
-        try:
+            self.runtime = runtime = self._open()
             worker = runtime.worker(self._clock)
             self._observer = observer = Observer(runtime, worker, self._clock)
             observer.look()
@@ -104,7 +98,8 @@ class Loop:
         except Exception as error:
             self.error = error
             self.state = "failed"
-            runtime.backend.close()
+            if runtime is not None:
+                runtime.backend.close()
             self.ready.set()
             return
         self.ready.set()

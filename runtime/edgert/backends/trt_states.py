@@ -32,15 +32,18 @@ class SlotStates:
 
     def __init__(self, states: Sequence[StateSpec], slots: int, batch: int) -> None:
         self._states = tuple(states)
-        self._memory = {state.input: cuda.DeviceMemory(slots * slot_bytes(state)) for state in states}
+        self._slot_bytes = {state.input: slot_bytes(state) for state in states}
+        self._memory = {name: cuda.DeviceMemory(slots * size) for name, size in self._slot_bytes.items()}
         self._following = {
-            state.input: cuda.DeviceMemory(batch * slot_bytes(state)) for state in states if state.kind != "kv"
+            state.input: cuda.DeviceMemory(batch * self._slot_bytes[state.input])
+            for state in states
+            if state.kind != "kv"
         }
 
     def bind(self, context: Any, first: int) -> None:
         """Point every state tensor of an execution context at the slots from `first` on."""
         for state in self._states:
-            address = self._memory[state.input].address + first * slot_bytes(state)
+            address = self._memory[state.input].address + first * self._slot_bytes[state.input]
             context.set_tensor_address(state.input, address)
             following = self._following.get(state.input)
             context.set_tensor_address(state.output, address if following is None else following.address)
@@ -48,16 +51,15 @@ class SlotStates:
     def settle(self, stream: cuda.Stream, first: int, batch: int) -> None:
         """Queue the copies of what a step did not write in place."""
         for name, following in self._following.items():
-            size = next(slot_bytes(state) for state in self._states if state.input == name)
+            size = self._slot_bytes[name]
             target = self._memory[name].address + first * size
             stream.copy(target, following.address, batch * size, cuda.ON_DEVICE)
 
     def reset(self, stream: cuda.Stream, slot: int) -> None:
         """Zero what is not a cache: a cache's old positions are never read."""
-        for state in self._states:
-            if state.kind != "kv":
-                size = slot_bytes(state)
-                stream.zero(self._memory[state.input].address + slot * size, size)
+        for name in self._following:
+            size = self._slot_bytes[name]
+            stream.zero(self._memory[name].address + slot * size, size)
 
     def bytes_by_label(self) -> dict[str, int]:
         kinds: dict[str, int] = {}
