@@ -8,12 +8,14 @@ numpy only), so that gigabytes need not travel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgert.backends.base import StepInputs, Ticket
 from edgert.cells import Cell
 
 PRECISION_BYTES = 2  # float16
@@ -239,6 +241,28 @@ def copy_bandwidth(size: int = 2 << 30, repeats: int = 10) -> float:
     for each in (source, target, start, end, stream):
         each.free() if isinstance(each, cuda.DeviceMemory) else each.close()
     return 2 * size / (float(np.median(times)) / 1e3)
+
+
+def run_steps(backend: Any, steps: Iterable[StepInputs], *, ahead: bool) -> tuple[list[float], list[float]]:
+    """Seconds from one step's result to the next one's, and those that each launch took the host.
+
+    ahead: a step is launched before the one before it is read.
+    """
+    wall, host = [], []
+    flying: list[Ticket] = []
+    previous = time.perf_counter()
+    for step in steps:
+        began = time.perf_counter()
+        flying.append(backend.launch(step))
+        host.append(time.perf_counter() - began)
+        if len(flying) > ahead:
+            flying.pop(0).result()
+            now = time.perf_counter()
+            wall.append(now - previous)
+            previous = now
+    while flying:
+        flying.pop(0).result()
+    return wall, host
 
 
 def floor_ms(shape: Shape, context_tokens: int, batch: int, bytes_per_s: float) -> float:

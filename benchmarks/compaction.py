@@ -19,7 +19,7 @@ import numpy as np
 from common import SHAPES, Exported, Shape, copy_bandwidth, setup_for
 from decode import build, parse_cell, steps_of
 from edgert.cells import Cell
-from environment import environment
+from environment import environment, saved
 
 SLOTS, TIER, CONTEXT = 4, 768, 600
 CELLS = [Cell("decode", batch, 1, TIER) for batch in (1, 2, 4)]
@@ -87,10 +87,7 @@ def main() -> None:
     runs = [measure(directory) for directory in args.directory]
     found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=runs[0]["device"])
     result = {"what": WHAT, **found, "rows": [row for run in runs for row in run["rows"]], "runs": runs}
-    text = json.dumps(result, indent=1) + "\n"
-    if args.output:
-        args.output.write_text(text)
-    print(text)
+    print(saved(result, args.output))
 
 
 if __name__ == "__main__":

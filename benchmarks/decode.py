@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import SHAPES, Exported, copy_bandwidth, export_shape, fill_weights, floor_ms, setup_for
+from common import SHAPES, Exported, copy_bandwidth, export_shape, fill_weights, floor_ms, run_steps, setup_for
+from edgert.backends.base import StepInputs
 from edgert.cells import Cell
-from environment import environment
+from environment import environment, saved
 
 KERNEL_GROUPS = (  # first match names the group
     ("matrix products", ("gemm", "matmul", "cutlass", "xmma", "gemv", "fc_")),
@@ -42,26 +43,16 @@ def steps_of(backend: Any, cell: Cell, context: int, count: int, *, ahead: bool)
     """Medians over steps whose context stays within `context` .. `context` + 100 tokens."""
     from edgert.step import empty_step
 
-    host, wall = [], []
-    waiting: list[Any] = []
-    previous = time.perf_counter()
-    for place in range(count):
+    def step_at(place: int) -> StepInputs:
         step = empty_step(cell, 0)
         step.valid[:] = step.forced[:] = 1
         first = place % 100 == 0
         if first:
             step.tokens[:, 0], step.length[:] = 11, context
         step.from_device[:] = not first
-        began = time.perf_counter()
-        waiting.append(backend.launch(step))
-        host.append(time.perf_counter() - began)
-        if len(waiting) > (1 if ahead else 0):
-            waiting.pop(0).result()
-            now = time.perf_counter()
-            wall.append(now - previous)
-            previous = now
-    while waiting:
-        waiting.pop(0).result()
+        return step
+
+    wall, host = run_steps(backend, map(step_at, range(count)), ahead=ahead)
     return {
         "step_ms": round(1e3 * float(np.median(wall[10:])), 4),
         "step_p95_ms": round(1e3 * float(np.percentile(wall[10:], 95)), 4),
@@ -303,11 +294,7 @@ def main() -> None:
         )
         found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device"))
         result = {"what": WHAT, **found, "rows": rows_of(measured), "measured": measured}
-    text = json.dumps(result, indent=1)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(saved(result, args.output))
 
 
 if __name__ == "__main__":

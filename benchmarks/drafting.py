@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import SHAPES, Exported, export_shape, fill_weights, setup_for
+from common import SHAPES, Exported, export_shape, fill_weights, run_steps, setup_for
+from edgert.backends.base import StepInputs
 from edgert.cells import Cell
-from environment import ROOT, environment
+from environment import ROOT, environment, saved
 
 LONGEST = 4
 CONTEXT, TIER = 600, 768
@@ -70,24 +71,16 @@ def step_ms(backend: Any, cell: Cell, drafts: int, count: int, *, ahead: bool = 
     """Median time of a step at `CONTEXT` tokens that verifies and makes `drafts` drafts; ahead: not waited for."""
     from edgert.step import empty_step
 
-    waiting: list[Any] = []
-    times = []
-    previous = time.perf_counter()
-    for place in range(count):
+    def step_at(place: int) -> StepInputs:
         step = empty_step(cell, 0)
         step.tokens[:] = 11
         step.valid[:], step.forced[:] = 1 + drafts, 1
         step.length[:] = CONTEXT
         if ahead and place % 100:
             step.from_device[:] = True
-        waiting.append(backend.launch(replace(step, prime=drafts > 0, draft_length=drafts)))
-        if len(waiting) > ahead:
-            waiting.pop(0).result()
-            now = time.perf_counter()
-            times.append(now - previous)
-            previous = now
-    while waiting:
-        waiting.pop(0).result()
+        return replace(step, prime=drafts > 0, draft_length=drafts)
+
+    times, _ = run_steps(backend, map(step_at, range(count)), ahead=ahead)
     return 1e3 * float(np.median(times[10:]))
 
 
@@ -299,11 +292,9 @@ def main() -> None:
             environment("tensorrt-rtx-cu13-bindings", "cuda-bindings", "numpy", device=measured.pop("device"))
             | measured
         )
-    text = json.dumps(result, indent=1)
-    if args.output:
-        args.output.write_text(text + "\n")
-    else:
-        sys.stdout.write(text + "\n")
+    text = saved(result, args.output)
+    if not args.output:
+        sys.stdout.write(text)
 
 
 if __name__ == "__main__":

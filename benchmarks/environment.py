@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,15 @@ def environment(*packages: str, device: str | None = None) -> dict[str, Any]:
     if clocks := gpu_clocks():
         record["clocks"] = clocks
     return record | {"commit": commit(), "command": " ".join(["python", *sys.argv])}
+
+
+def saved(record: Mapping[str, Any], output: Path | None) -> str:
+    """A result as text, written to `output` where one is given."""
+    text = json.dumps(record, indent=1) + "\n"
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+    return text
 
 
 def processor() -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from common import copy_bandwidth, weights_size
 from decode import kernel_table, parse_cell, prefill_ms, steps_of
 from edgert.cells import Cell
-from environment import environment
+from environment import environment, saved
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "data" / "configs"
 CELLS = (Cell("decode", 1, 1, 768), Cell("decode", 1, 4, 768), Cell("prefill", 1, 512, 2048))
@@ -257,11 +257,7 @@ def main() -> None:
         measured = run(args.directory, args.cells, args.context, args.steps, args.kernels)
         found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device"))
         result = {"what": WHAT, **found, "rows": rows_of(measured), "measured": measured}
-    text = json.dumps(result, indent=1)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(saved(result, args.output))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ stream's decode step, each in its own cell (edgert.measure). The last row has th
 from __future__ import annotations
 
 import argparse
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from edgebuild.plan.smooth import Wanted, least_steps, measured_times
+from edgebuild.simulate.artifact import measured
 from edgert.config import MAX_RATIO
 from edgert.costs import StepCosts
 from edgert.engine import Engine
-from edgert.loading import open_runtime, plan_loading
 from edgert.manifest import Manifest
-from edgert.measure import measure_costs
 from edgert.metrics import percentile
 from edgert.policy import smooth_steps
 from serving import finish, load_manifest, opened, requests_of, rounded
@@ -30,16 +28,6 @@ WHAT = (
     "gaps of one decoding stream while a prompt arrives; bound: the largest chunk and one decode step, each measured "
     "alone at the end of its tier"
 )
-
-
-def costs_of(artifact: Path, **overrides: Any) -> StepCosts:
-    """What every cell costs here: costs.json's content."""
-    loading = plan_loading(artifact, {"verify_files": False, "check_golden_at_load": False, **overrides})
-    runtime = open_runtime(loading)
-    try:
-        return measure_costs(runtime, time.perf_counter, model=loading.manifest.model.identity)
-    finally:
-        runtime.backend.close()
 
 
 def ratio_for(target: float, costs: StepCosts, manifest: Manifest, chunk: int, prompt: int, stream: int) -> int:
@@ -108,7 +96,7 @@ def main() -> None:
     manifest = load_manifest(args.artifact)
     sizes = sorted({cell.query_rows for cell in manifest.prefill_cells if cell.query_rows <= args.chunk})
     common: dict[str, Any] = {"graph_bucket_sizes": sizes, "max_prefill_chunk_size": sizes[-1], "enable_mtp": False}
-    costs = costs_of(args.artifact, **common)
+    costs = measured(args.artifact, settings=common)
     chunk_ms = max(ms[0] for cell, ms in costs.cells.items() if cell.kind == "prefill")
     step_ms = max(ms[0] for cell, ms in costs.cells.items() if cell.kind == "decode" and cell.batch == 1)
     fixed = {"prefill_decode_ratio": f"1:{args.ratio}", "prefill_decode_ratio_range": [args.ratio, args.ratio]}

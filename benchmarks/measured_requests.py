@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from edgebuild.simulate.artifact import measured
 from edgert.bench import make_requests, read_lengths, run_bench
-from interleaving import costs_of
 from serving import figures, finish, load_manifest, opened, rounded
 
 WHAT = "requests drawn from the traffic, closed loop; single requests and the cells' costs stand in the JSON file"
@@ -31,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     manifest = load_manifest(args.artifact)
     chosen = {"enable_mtp": False} if args.no_drafts else {}
-    costs = costs_of(args.artifact, **chosen)
+    costs = measured(args.artifact, settings=chosen)
     if args.costs:
         args.costs.write_text(costs.dump())
     rows: list[dict[str, Any]] = []

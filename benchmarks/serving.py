@@ -22,7 +22,7 @@ from edgert.handles import Completion, Handle
 from edgert.hostmemory import resident_bytes
 from edgert.manifest import Manifest, load_manifest
 from edgert.metrics import percentile
-from environment import environment
+from environment import environment, saved
 
 PACKAGES = ("tensorrt-rtx-cu13", "cuda-bindings", "onnxruntime", "numpy")
 
@@ -107,10 +107,7 @@ def finish(output: Path | None, document: Mapping[str, Any], *, engine_says: Map
         *PACKAGES, device=None if engine_says.get("device") in (None, "cpu") else str(engine_says["device"])
     )
     record = {"what": document["what"], **where, **document}
-    text = json.dumps(record, indent=1) + "\n"
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+    saved(record, output)
     for row in record.get("rows", ()):
         sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()

@@ -18,6 +18,7 @@ from edgebuild.simulate.artifact import read_subject, setting_of
 from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.records import Arrival, Outcome
 from edgert.costs import StepCosts, parse_costs
+from environment import saved
 
 WHAT = (
     "simulated ÷ measured of the same requests in the same closed loop, from the measured cost of every cell; p50 and "
@@ -80,9 +81,7 @@ def main() -> None:
     rows = [compared(run, args.artifact, costs) for run in measured["runs"]]
     facts = {key: measured[key] for key in ("device", "versions", "clocks", "commit") if key in measured}
     command = f"python benchmarks/simulated_against_measured.py --measured {args.measured.name}"
-    text = json.dumps({"what": WHAT, **facts, "command": command, "rows": rows}, indent=1) + "\n"
-    if args.output:
-        args.output.write_text(text)
+    saved({"what": WHAT, **facts, "command": command, "rows": rows}, args.output)
     for row in rows:
         print(json.dumps(row))
 

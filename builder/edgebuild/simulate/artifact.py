@@ -96,20 +96,26 @@ def measure(
     directory: Path, progress: Callable[[int, int], None] | None = None, *,
     settings: Mapping[str, Any] | None = None, output: Path | None = None,
 ) -> StepCosts:  # fmt: skip
-    """Open the engine here, measure every cell in use and write costs.json. Raises BackendError or ArtifactError.
+    """As `measured`, and costs.json is written. output: the file; None: costs.json in the artifact."""
+    costs = measured(directory, progress, settings=settings)
+    write_costs(output or directory / COSTS_NAME, costs)
+    return costs
+
+
+def measured(
+    directory: Path, progress: Callable[[int, int], None] | None = None, *, settings: Mapping[str, Any] | None = None
+) -> StepCosts:
+    """Open the engine here and measure every cell in use. Raises BackendError or ArtifactError.
 
     settings  scheduler.yaml's keys that are to be measured by in place of the artifact's
-    output    the file; None: costs.json in the artifact
     """
     overrides = {**(settings or {}), "adaptive": False, "check_golden_at_load": False, "verify_files": False}
     loading = plan_loading(directory, overrides)
     runtime = open_runtime(loading)
     try:
-        costs = measure_costs(runtime, time.perf_counter, model=loading.manifest.model.identity, progress=progress)
+        return measure_costs(runtime, time.perf_counter, model=loading.manifest.model.identity, progress=progress)
     finally:
         runtime.backend.close()
-    write_costs(output or directory / COSTS_NAME, costs)
-    return costs
 
 
 def write_costs(path: Path, costs: StepCosts) -> None:
