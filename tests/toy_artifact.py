@@ -5,7 +5,6 @@ For tests of everything that happens before a backend is opened.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +164,3 @@ def make_artifact(target: Path, **changes: Any) -> Path:
         write_files(writer.directory)
         writer.commit(toy_manifest(**changes))
     return target
-
-
-def rewrite_manifest(directory: Path, document: dict[str, Any]) -> None:
-    """Replace manifest.json without any check."""
-    (directory / "manifest.json").write_text(json.dumps(document))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -42,7 +41,6 @@ log = logging.getLogger("edgert.loading")
 
 # Ledger lines that a load can do without, by edgebuild.plan.memory's labels.
 OPTIONAL_LINES = ("margin", "weight copies")
-STATE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 CONFIG_KEYS = tuple(field.name for field in fields(RuntimeConfig))
 
 
@@ -271,8 +269,7 @@ def make_guard(manifest: Manifest, config: RuntimeConfig, now_s: float, *, senso
 
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes of one slot's states."""
-    every = (*manifest.states, *manifest.draft_states)
-    return sum(math.prod(state.shape) * STATE_BYTES[state.dtype] for state in every)
+    return sum(state.slot_bytes for state in (*manifest.states, *manifest.draft_states))
 
 
 def require_memory(manifest: Manifest, config: RuntimeConfig, available: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,7 +17,8 @@ MAX_WIDTH = 1 << 20
 MAX_BYTES = 1 << 46  # 64 TiB
 MAX_CELLS = 256
 BACKENDS = ("onnxruntime", "tensorrt", "tensorrt-rtx")
-DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+DTYPES = tuple(DTYPE_BYTES)
 SYMBOLS = ("batch", "rows", "tier", "logit_rows")
 STEP_INPUTS = ("tokens", "length", "valid", "forced", "kv_positions", "uniform", "temperature", "top_k", "top_p")
 STEP_OUTPUTS = ("sampled", "accepted", "next_token", "new_length", "logits")
@@ -84,6 +86,11 @@ class StateSpec:
     dtype: str
     kind: str
     shape: tuple[int, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)

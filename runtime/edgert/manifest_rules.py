@@ -5,7 +5,6 @@ Pure: a Manifest in, nothing or an ArtifactError out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from edgert.errors import ArtifactError
@@ -21,10 +20,6 @@ from edgert.manifest_records import (
     drafter_file,
 )
 from edgert.strictjson import REBUILD
-
-DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
 
 
 def _fail(where: str, message: str, *, hint: str = REBUILD) -> ArtifactError:
@@ -151,7 +146,7 @@ def _check_states(manifest: Manifest) -> None:
             if (tensor.dtype, tensor.shape) != (state.dtype, ("batch", *state.shape)):
                 raise _fail(where, f"{name!r} is {tensor.dtype}{list(tensor.shape)} among the tensors, "
                             f"{state.dtype}{['batch', *state.shape]} among the states")  # fmt: skip
-        total += manifest.slots * math.prod(state.shape) * DTYPE_BYTES[state.dtype]
+        total += manifest.slots * state.slot_bytes
         if total > MAX_BYTES:
             raise _fail(where, f"the states of {manifest.slots} slots need {total} bytes")
     for name in inputs:

@@ -17,7 +17,6 @@ import numpy as np
 from edgert.backends.base import Backend
 from edgert.cells import Cell
 from edgert.guards.readings import DeviceReading, Sensors
-from edgert.loading import STATE_BYTES
 from edgert.manifest_records import Manifest
 from edgert.step import empty_step
 
@@ -115,7 +114,7 @@ def step_bytes(manifest: Manifest, cell: Cell) -> int:
     weights = sum(line.bytes for line in manifest.ledger if line.label.startswith("weights"))
     total = float(weights)
     for state in manifest.states:
-        size = math.prod(state.shape) * STATE_BYTES[state.dtype]
+        size = state.slot_bytes
         total += cell.batch * (size * min(1.0, cell.kv_tier / manifest.cache_tokens) if state.kind == "kv" else size)
     return int(total)
 

@@ -304,7 +304,7 @@ def _latency_notes(
         batch = batches[-1]
         notes.append(first_token_note(cost, weights_ms, prompts, chunk, steps, batch, limits.ttft_ms))
     if limits.throughput_headroom_fraction:
-        mean = float((np.arange(contexts.size) * contexts).sum() / contexts.sum())
+        mean = _mean(contexts)
         notes.append(headroom_note(cost, batches, limits.slots, mean, limits.throughput_headroom_fraction))
     return [note for note in notes if note is not None]
 

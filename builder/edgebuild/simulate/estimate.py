@@ -6,17 +6,16 @@ rows, in units of the rows that take as long as one weight read (edgebuild.plan.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgert.cells import Cell
 from edgert.costs import StepCosts
-from edgert.loading import STATE_BYTES
 from edgert.manifest import Manifest
 
 from edgebuild.plan import Plan
+from edgebuild.plan.memory import ELEMENT_BYTES
 from edgebuild.profile import Profile
 
 LAUNCH_MS = {"onnxruntime": 0.2, "tensorrt": 0.1, "tensorrt-rtx": 0.1}
@@ -86,7 +85,7 @@ def estimated(
 def of_plan(plan: Plan) -> StepCosts:
     """The estimate for what a plan would build."""
     limits, model = plan.limits, plan.model
-    element = 4 if limits.precision == "float32" else 2
+    element = ELEMENT_BYTES[limits.precision]
     weights = model.weight_elements * element
     reading = Reading(
         weight_bytes=weights,
@@ -115,7 +114,7 @@ def of_artifact(
         weights = max((entry.bytes for entry in manifest.files), default=0)
     per_position, fixed = 0.0, 0.0
     for state in manifest.states:
-        size = math.prod(state.shape) * STATE_BYTES[state.dtype]
+        size = state.slot_bytes
         if state.kind == "kv":
             per_position += size / manifest.cache_tokens
         else:

@@ -45,11 +45,6 @@ def coverage(texts: Sequence[Sequence[int]], size: int, token_limit: int) -> flo
     return held / total if total else 1.0
 
 
-def head_ms(tokens: int, hidden_size: int, element_bytes: int, bytes_per_ms: float) -> float:
-    """Time of the draft head for one draft: its table is read once."""
-    return tokens * hidden_size * element_bytes / bytes_per_ms
-
-
 def propose(
     texts: Sequence[Sequence[int]],
     *,

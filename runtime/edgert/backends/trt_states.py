@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from edgert import cuda
 from edgert.backends.trt_layout import ALIGNMENT
 from edgert.errors import BackendError
 from edgert.manifest_records import StateSpec
 
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
-
 
 def slot_bytes(state: StateSpec) -> int:
     """Bytes of one slot. Raises BackendError when slots could not be neighbours."""
-    size = int(np.prod(state.shape)) * _DTYPE_BYTES[state.dtype]
+    size = state.slot_bytes
     if size % ALIGNMENT:
         raise BackendError(f"state {state.input}: {size} bytes a slot is no multiple of {ALIGNMENT}")
     return size
