@@ -221,6 +221,13 @@ def drafts_allowed(state: Decoding, context_tokens: int) -> int:
     return max(0, min(tokens_left - 1, context_tokens - state.length - 1))
 
 
+def drafts_wanted(limits: Limits, after: Decoding, tempo: Tempo | None) -> int:
+    """Drafts worth making in the step that leads to `after`: what the one behind it can verify, by the tempo."""
+    left = after.request.params.max_tokens - after.launched_outputs - 1
+    limit = max(0, min(left, limits.context_tokens - after.launched_length - 1))
+    return limit if tempo is None or not limits.draft_length else min(limit, tempo.drafts)
+
+
 def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) -> PrefillPlan:
     by_slot = {each.slot: each for each in prefilling}
     if pace.unbroken in by_slot:

@@ -19,7 +19,17 @@ from edgert.handles import Completion
 from edgert.metrics import Counters
 from edgert.output import Output
 from edgert.requests import Decoding, Finished, FinishReason, Prefilling, Request, Waiting
-from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Limits, Pace, PrefillPlan, drafts_allowed, plan_step
+from edgert.scheduler import (
+    CollectPlan,
+    Crowd,
+    DecodePlan,
+    Limits,
+    Pace,
+    PrefillPlan,
+    drafts_allowed,
+    drafts_wanted,
+    plan_step,
+)
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
 from edgert.tempo import Tempo
@@ -257,10 +267,7 @@ class Worker:
 
     def _wanted(self, after: Decoding, batch: int) -> int:
         """Drafts for the step that follows the one just planned, as many as that one could still verify."""
-        left = after.request.params.max_tokens - after.launched_outputs - 1
-        limit = max(0, min(left, self._limits.context_tokens - after.launched_length - 1))
-        if self._limits.draft_length and self._pace.tempo is not None:
-            limit = min(limit, self._pace.tempo.drafts)
+        limit = drafts_wanted(self._limits, after, self._pace.tempo)
         return self.drafts.wanted(after.slot, after.request.task, batch, limit)
 
     def _launch(self, step: StepInputs, rows: dict[int, int], *, samples: bool, drafts: dict[int, int]) -> None:

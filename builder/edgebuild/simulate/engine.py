@@ -19,7 +19,7 @@ from edgert.costs import require_costs
 from edgert.drafting import DraftBook
 from edgert.requests import Decoding, InFlight, Prefilling, Request, Waiting
 from edgert.sampling import SamplingParams
-from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_allowed, plan_step
+from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_allowed, drafts_wanted, plan_step
 
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
 from edgebuild.simulate.setting import Setting, draft_control
@@ -233,10 +233,7 @@ class _Loop:
         """As the worker's: drafts for the step after the one just planned."""
         if not self.drafting:
             return 0
-        left = after.request.params.max_tokens - after.launched_outputs - 1
-        limit = max(0, min(left, self.limits.context_tokens - after.launched_length - 1))
-        if self.limits.draft_length and self.pace.tempo is not None:
-            limit = min(limit, self.pace.tempo.drafts)
+        limit = drafts_wanted(self.limits, after, self.pace.tempo)
         return self.drafts.wanted(after.slot, after.request.task, batch, limit)
 
     def launch(
