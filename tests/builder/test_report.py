@@ -19,6 +19,8 @@ from edgebuild.report import Evidence, Sources, build_facts, read_sources, rende
 from edgebuild.report.charts import WIDTH, histogram_chart
 from edgebuild.report.evidence import pick_trials
 from edgebuild.report.memory import measured_lines, waterfall
+from edgebuild.report.numbers import UNKNOWN
+from edgebuild.report.results import acceptance_bars, acceptance_rows
 from edgebuild.tune.logbook import Logbook
 from edgebuild.tune.records import Result, Trial
 from edgert.capture import CellState
@@ -141,6 +143,14 @@ def test_acceptance_is_shown_by_task_and_position_from_every_source() -> None:
         "threshold: 60%",
     ):
         assert wanted in text
+
+
+def test_a_card_that_holds_acceptance_alone_is_shown_with_what_it_does_not_say() -> None:
+    entry = {"acceptance": [0.6, 0.5]}
+    evidence = Evidence(build={"acceptance": {"held_out": {"chat": entry}}})
+    assert acceptance_rows(evidence) == [("drafter's card, held out", "chat", (0.6, 0.5), None, None)]
+    (bars,) = acceptance_bars(evidence, None)
+    assert bars.rows[0].detail == f"{UNKNOWN} tokens a step, {UNKNOWN} steps"
 
 
 def test_draft_lengths_are_compared_and_the_picked_one_is_said() -> None:

@@ -38,9 +38,9 @@ def cell_table(plan: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> 
     return Table("Captured shapes", columns, tuple(rows))
 
 
-def acceptance_rows(evidence: Evidence) -> list[tuple[str, str, tuple[float | None, ...], float | None, int]]:
+def acceptance_rows(evidence: Evidence) -> list[tuple[str, str, tuple[float | None, ...], float | None, int | None]]:
     """(where it was measured, task, acceptance by position, mean accepted length, steps): tuning first, card last."""
-    rows: list[tuple[str, str, tuple[float | None, ...], float | None, int]] = []
+    rows: list[tuple[str, str, tuple[float | None, ...], float | None, int | None]] = []
     drafted = [trial for trial in evidence.trials if trial.acceptance]
     best = next((trial for trial in drafted if trial.number == evidence.chosen), drafted[-1] if drafted else None)
     if best is not None:
@@ -56,7 +56,8 @@ def acceptance_rows(evidence: Evidence) -> list[tuple[str, str, tuple[float | No
         for task, entry in tasks.items():
             places = tuple(entry["acceptance"])
             where = f"drafter's card, {group.replace('_', ' ')}"
-            rows.append((where, task, places, entry["mean_accepted_length"], entry["steps"]))
+            # a card may hold the acceptance alone: that is what a plan reads of it
+            rows.append((where, task, places, entry.get("mean_accepted_length"), entry.get("steps")))
     return rows
 
 
@@ -71,7 +72,7 @@ def acceptance_bars(evidence: Evidence, threshold: float | None) -> tuple[Bars, 
                     label=f"{task}, position {position}" if first else f"position {position}",
                     value=known(rate, ".0%"),
                     width=percent(rate or 0.0, 1.0),
-                    detail=f"{known(length, '.2f')} tokens a step, {steps:,} steps" if first else "",
+                    detail=f"{known(length, '.2f')} tokens a step, {known(steps, ',')} steps" if first else "",
                     tone="chosen" if first else "plain",
                 )
             )
