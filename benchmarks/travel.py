@@ -7,7 +7,8 @@ python benchmarks/travel.py unpack FILE.tgz SHAPE              its random weight
 
 A plan holds its weights byte for byte, some of them merged and transposed, and beside them the same kernels once a
 profile, which compress seventyfold. Each weight is looked for row by row, so that it does not matter beside which
-others the engine laid it: its rows then stand a constant distance apart. What is not found simply travels.
+others the engine laid it: its rows then stand a constant distance apart. What is not found simply travels. A packed
+plan is unpacked for it, and packed again there.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import mmap
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from edgert.backends.trt_plan import PackedPlan, is_packed, pack_plan
 
 INDEX, PAGE = "plans.json", 4096
 LEAST = 65_536  # smaller tensors are not worth a search
@@ -227,15 +230,30 @@ def rest_of(plan: Path, blocks: list[Block]) -> tuple[bytes, bytes, bytes]:
     return np.packbits(used).tobytes(), pages[used].tobytes(), digest
 
 
+@contextmanager
+def unpacked(plan: Path) -> Iterator[Path]:
+    """The plan as TensorRT made it: the file itself, or one that lasts as long."""
+    if not is_packed(plan):
+        yield plan
+        return
+    with tempfile.NamedTemporaryFile(suffix=".plan") as file, closing(PackedPlan(plan)) as packed:
+        while block := packed.read(file.tell(), packed.size):
+            file.write(block)
+        file.flush()
+        yield Path(file.name)
+
+
 def pack(folder: Path, target: Path, checkpoint: Path | None, head: Path | None) -> None:
     index: dict[str, Any] = {}
     files: list[tuple[str, bytes]] = []
     for number, (name, tensors) in enumerate(tensors_of(folder, checkpoint, head).items()):
-        blocks = blocks_of(folder / name, tensors)
-        used, rest, digest = rest_of(folder / name, blocks)
+        with unpacked(folder / name) as plan:
+            blocks = blocks_of(plan, tensors)
+            used, rest, digest = rest_of(plan, blocks)
+            size = plan.stat().st_size
         packed = lzma.compress(used + rest, preset=1)
-        size = (folder / name).stat().st_size
         index[name] = {"bytes": size, "sha256": digest.hex(), "file": f"{number}.xz", "blocks": blocks}
+        index[name]["packed"] = is_packed(folder / name)
         files.append((f"{number}.xz", packed))
         found = sum(width * count for _, _, width, count, *_ in blocks)
         print(f"{name}: {size:,} bytes, {found:,} of them in {len(blocks)} blocks of weights, {len(packed):,} packed")
@@ -286,7 +304,11 @@ def unpack(source: Path, folder: Path, checkpoint: Path | None, head: Path | Non
             strided(plan, at, distance, (rows, width))[:] = matrix(tensors[name][tensor](), transposed, part, parts)
         if hashlib.sha256(plan.data).hexdigest() != entry["sha256"]:
             raise SystemExit(f"{name}: not the plan that was packed; other weights, or another numpy")
-        plan.tofile(folder / name)
+        if entry.get("packed"):
+            (folder / name).unlink()
+            pack_plan(plan, folder / name)
+        else:
+            plan.tofile(folder / name)
         (folder / entry["file"]).unlink()
     (folder / INDEX).unlink()
     for path in () if artifact else folder.glob("**/*.weights"):

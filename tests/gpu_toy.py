@@ -100,7 +100,7 @@ def make_toy(directory: Path, family: str = "llama", *, forms: Forms = SPLIT) ->
         precision="float16",
         forms=forms,
     )
-    build_engine(graph.path, artifact / "decoder.plan", CELLS)
+    build_engine(graph.path, artifact / "decoder.plan", CELLS, packed=True)
     states = tuple(StateSpec(s.name, s.name + ".out", s.dtype, s.kind, s.shape) for s in graph.states)
     return Toy(artifact, checkpoint, states)
 
@@ -149,8 +149,10 @@ def make_drafting_toy(directory: Path, family: str, *, seed: int = 0) -> Draftin
     }  # fmt: skip
     graph = export_decoder(config, checkpoint, artifact, token_limit=VOCABULARY, drafting=True, **common)
     mtp = export_mtp(config, drafter, artifact, draft_tokens=range(VOCABULARY), **common)
-    build_engine(graph.path, artifact / "decoder.plan", DRAFT_CELLS)
-    build_drafter_engine(mtp.path, artifact / "mtp.plan", DRAFT_CELLS, draft_length=LONGEST, cache_tokens=CACHE)
+    build_engine(graph.path, artifact / "decoder.plan", DRAFT_CELLS, packed=True)
+    build_drafter_engine(
+        mtp.path, artifact / "mtp.plan", DRAFT_CELLS, draft_length=LONGEST, cache_tokens=CACHE, packed=True
+    )
     states, drafts = (
         tuple(StateSpec(s.name, s.name + ".out", s.dtype, s.kind, s.shape) for s in each.states)
         for each in (graph, mtp)

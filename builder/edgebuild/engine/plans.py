@@ -20,6 +20,7 @@ def build_plans(onnx: Path, target: Path, manifest: Manifest, stages: Stages) ->
     common: dict[str, Any] = {
         "flavour": manifest.backend.name,
         "compute_capabilities": manifest.backend.compute_capabilities,
+        "packed": True,
     }
     with stages.stage(f"{manifest.backend.name} engine") as report:
         engine = build_engine(
@@ -52,6 +53,7 @@ def _fractions(report: Callable[[float], None]) -> Callable[[str, int, int], boo
 def _about(engine: EngineBuild) -> str:
     over = engine.plan_bytes / max(engine.weight_bytes, 1)
     return (
-        f"{engine.path.name}: {engine.plan_bytes:,} bytes = {over:.2f} x the weights, "
+        f"{engine.path.name}: {engine.plan_bytes:,} bytes = {over:.2f} x the weights ({engine.unpacked_bytes:,} before "
+        f"packing), "
         f"{len(engine.shapes)} optimization profiles, {engine.layers} layers"
     )

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from edgert.backends import trt_module
+from edgert.backends.trt_plan import pack_plan
 from edgert.cells import Cell
 
 from edgebuild.engine.shapes import (
@@ -53,6 +54,7 @@ class EngineBuild:
     """What was built, read back from the network and the file.
 
     plan_bytes      size of the plan file
+    unpacked_bytes  of what TensorRT made; more than the file where that is packed
     weight_bytes    constants in the network, each counted once
     shapes          one per profile; the decoder's: one per cell, in the order of the cells
     aliased         (output, input) pairs that must share memory: caches updated in place
@@ -63,6 +65,7 @@ class EngineBuild:
     flavour: str
     version: str
     plan_bytes: int
+    unpacked_bytes: int
     weight_bytes: int
     cells: tuple[Cell, ...]
     shapes: tuple[EngineShape, ...]
@@ -82,16 +85,18 @@ def build_engine(
     flavour: str = "tensorrt-rtx",
     compute_capabilities: Sequence[str] = (),
     min_matrix_rows: int = MIN_MATRIX_ROWS,
+    packed: bool = False,
     progress: Progress | None = None,
 ) -> EngineBuild:
     """Parses `onnx_path`, builds one profile per cell and writes the plan to `plan_path` (which must not exist).
 
+    packed: as `edgert.backends.trt_plan` describes.
     `compute_capabilities` such as ("8.9",) are targets for TensorRT-RTX; empty takes the library's default set. Classic
     TensorRT always builds for the GPU it runs on. Raises EngineError (what failed, with the library's own words) and
     BackendError when the library is missing.
     """
     shapes = tuple(engine_shape(cell, min_matrix_rows=min_matrix_rows) for cell in cells)
-    return _engine(onnx_path, plan_path, cells, shapes, DECODER_NEEDS, flavour, compute_capabilities, progress)
+    return _engine(onnx_path, plan_path, cells, shapes, DECODER_NEEDS, flavour, compute_capabilities, packed, progress)
 
 
 def build_drafter_engine(
@@ -104,11 +109,12 @@ def build_drafter_engine(
     flavour: str = "tensorrt-rtx",
     compute_capabilities: Sequence[str] = (),
     min_matrix_rows: int = MIN_MATRIX_ROWS,
+    packed: bool = False,
     progress: Progress | None = None,
 ) -> EngineBuild:
     """As `build_engine`, for `mtp.onnx`: the passes that follow steps of `cells` (shapes.draft_shapes)."""
     shapes = draft_shapes(cells, draft_length=draft_length, cache_tokens=cache_tokens, min_matrix_rows=min_matrix_rows)
-    return _engine(onnx_path, plan_path, cells, shapes, DRAFTER_NEEDS, flavour, compute_capabilities, progress)
+    return _engine(onnx_path, plan_path, cells, shapes, DRAFTER_NEEDS, flavour, compute_capabilities, packed, progress)
 
 
 def _engine(
@@ -119,6 +125,7 @@ def _engine(
     needs: Sequence[str],
     flavour: str,
     compute_capabilities: Sequence[str],
+    packed: bool,
     progress: Progress | None,
 ) -> EngineBuild:
     if not shapes:
@@ -135,12 +142,13 @@ def _engine(
         targets = _targets(trt, flavour, compute_capabilities)
         profiles = [input_shapes(shape, declared, needs) for shape in shapes]
         serialized = _build(trt, flavour, builder, network, profiles, targets, progress, interrupt, messages)
-        _write(plan_path, serialized)
+        _write(plan_path, serialized, packed)
         build = EngineBuild(
             path=plan_path,
             flavour=flavour,
             version=str(trt.__version__),
             plan_bytes=plan_path.stat().st_size,
+            unpacked_bytes=int(serialized.nbytes),
             weight_bytes=_constant_bytes(trt, network),
             cells=tuple(cells),
             shapes=shapes,
@@ -155,10 +163,13 @@ def _engine(
     return build
 
 
-def _write(path: Path, content: Any) -> None:
+def _write(path: Path, content: Any, packed: bool) -> None:
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        if packed:
+            pack_plan(content, path)
+        else:
+            with path.open("xb") as file:
+                file.write(content)
     except FileExistsError:
         raise EngineError(f"{path} exists already", hint="remove it or choose another output") from None
     except OSError as error:

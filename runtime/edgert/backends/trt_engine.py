@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgert.backends import trt_module
+from edgert.backends.trt_plan import PackedPlan, is_packed, stream_reader
 from edgert.cells import Cell
 from edgert.cuda import DeviceInfo, Stream
 from edgert.errors import ArtifactError, BackendError
@@ -111,16 +113,27 @@ class Engine:
 
     def _deserialize(self, plan: Path) -> Any:
         try:
-            with plan.open("rb") as file:
-                head = file.read(4)
-                if head[1:] != b"trt":
-                    raise ArtifactError(f"{plan.name} is not a TensorRT plan (it begins with {head!r})")
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-                    engine = self._runtime.deserialize_cuda_engine(view)
+            engine = self._from_packed(plan) if is_packed(plan) else self._from_map(plan)
         except OSError as error:
             raise ArtifactError(f"{plan}: {error.strerror}") from error
         if engine is None:
             raise BackendError(f"TensorRT cannot load {plan.name}: {self.log.last()}", hint="rebuild the artifact")
+        return engine
+
+    def _from_map(self, plan: Path) -> Any:
+        with (
+            plan.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            return self._runtime.deserialize_cuda_engine(view)
+
+    def _from_packed(self, plan: Path) -> Any:
+        errors: list[Exception] = []
+        with closing(PackedPlan(plan)) as packed:
+            engine = self._runtime.deserialize_cuda_engine(stream_reader(self.trt, packed, errors))
+        if errors:
+            raise errors[0]
         return engine
 
     def _use_cache(self, content: bytes | None) -> None:

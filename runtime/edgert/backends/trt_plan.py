@@ -1,0 +1,118 @@
+"""A plan file as TensorRT reads it: the library's own bytes, or packed.
+
+TensorRT-RTX stores the source text of every kernel once for each optimization profile, four to eight megabytes a
+profile that shrink to a thirtieth, between weights that do not shrink. A packed plan is a zip archive of its blocks in
+order: those of text deflated, those of weights stored. It is read block by block, so a load never holds a second copy
+of the weights in host memory. This module knows bytes; `pack_plan` is what the builder writes with.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ArtifactError
+
+BLOCK_BYTES = 4 << 20
+_PROBE_BYTES, _PROBES = 16 << 10, 4
+_WORTH = 0.8  # of its size: a block that shrinks less is stored as it is
+_PLAN_MAGIC, _ZIP_MAGIC = b"trt", b"PK"
+
+
+def pack_plan(content: Any, path: Path) -> int:
+    """Writes `content` (a buffer) packed to the new file `path`; returns its size. The same content, the same file."""
+    view = memoryview(content).cast("B")
+    with zipfile.ZipFile(path, "x") as archive:
+        for number, start in enumerate(range(0, len(view), BLOCK_BYTES)):
+            block = view[start : start + BLOCK_BYTES]
+            way = zipfile.ZIP_DEFLATED if _shrinks(block) else zipfile.ZIP_STORED
+            # a fixed date: zipfile would write today's
+            archive.writestr(zipfile.ZipInfo(f"{number:06d}"), bytes(block), compress_type=way, compresslevel=6)
+    return path.stat().st_size
+
+
+def _shrinks(block: memoryview) -> bool:
+    step = max(1, len(block) // _PROBES)
+    probes = b"".join(block[start : start + _PROBE_BYTES] for start in range(0, len(block), step))
+    return len(zlib.compress(probes, 1)) < _WORTH * len(probes)
+
+
+def is_packed(path: Path) -> bool:
+    """Raises ArtifactError for a file that is neither a plan nor a packed one, OSError as opening does."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head.startswith(_ZIP_MAGIC):
+        return True
+    if head[1:] != _PLAN_MAGIC:
+        raise ArtifactError(f"{path.name} is not a TensorRT plan (it begins with {head!r})")
+    return False
+
+
+class PackedPlan:
+    """The content of a packed plan by offset; the block that was read last is kept. Raises ArtifactError if damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except zipfile.BadZipFile as error:
+            raise self._damaged(error) from error
+        self._blocks = self._archive.infolist()
+        sizes = [block.file_size for block in self._blocks]
+        if not sizes or any(size != BLOCK_BYTES for size in sizes[:-1]) or not 0 < sizes[-1] <= BLOCK_BYTES:
+            raise self._damaged(f"{len(sizes)} blocks, not of {BLOCK_BYTES:,} bytes each")
+        self.size = sum(sizes)
+        self._number, self._content = -1, b""
+        if self.read(1, 3) != _PLAN_MAGIC:
+            raise ArtifactError(f"{path.name} does not hold a TensorRT plan")
+
+    def read(self, offset: int, count: int) -> bytes:
+        """At most `count` bytes from `offset` on, no further than the end of a block; none at the end."""
+        if not 0 <= offset < self.size:
+            return b""
+        number, start = divmod(offset, BLOCK_BYTES)
+        if number != self._number:
+            try:
+                self._content = self._archive.read(self._blocks[number])
+            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+                raise self._damaged(error) from error
+            self._number = number
+        if start == 0 and count >= len(self._content):
+            return self._content
+        return self._content[start : start + count]
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def _damaged(self, why: object) -> ArtifactError:
+        return ArtifactError(f"{self._path.name} is damaged: {why}", hint="copy the artifact again, or rebuild it")
+
+
+def stream_reader(trt: Any, plan: PackedPlan, errors: list[Exception]) -> Any:
+    """What TensorRT reads a plan through. An exception must not pass through its C++: it is kept in `errors`."""
+
+    class Reader(trt.IStreamReaderV2):  # type: ignore[misc]  # the base class is only known at run time
+        def __init__(self) -> None:
+            trt.IStreamReaderV2.__init__(self)
+            self.place = 0
+
+        def read(self, num_bytes: int, stream: int) -> bytes:  # noqa: ARG002
+            try:
+                content = plan.read(self.place, num_bytes)
+            except Exception as error:  # kept, and raised by the one who loads
+                errors.append(error)
+                return b""
+            self.place += len(content)
+            return content
+
+        def seek(self, offset: int, where: Any) -> bool:
+            base = {trt.SeekPosition.SET: 0, trt.SeekPosition.CUR: self.place, trt.SeekPosition.END: plan.size}[where]
+            place = base + offset
+            if not 0 <= place <= plan.size:
+                return False
+            self.place = place
+            return True
+
+    return Reader()
