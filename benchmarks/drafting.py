@@ -155,14 +155,14 @@ def serve(artifact: Path, prompts: int, tokens: int, batches: Sequence[int]) -> 
 def _serve_task(
     engine: Any, prompts: Sequence[Any], tokens: int, batch: int, label: str, plain: dict[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Groups of `batch` prompts at once; the time of the first token is taken off."""
+    """Groups of `batch` prompts at once, each to its own end; the time of the first token is taken off."""
     spent, count, steps, accepted, differing = 0.0, 0, 0, 0, []
     for start in range(0, len(prompts) - batch + 1, batch):
         group = prompts[start : start + batch]
         times = []
         for most in (1, tokens):
             began = time.perf_counter()
-            handles = [engine.submit(chat=p.text, max_tokens=most, ignore_eos=True, task=label) for p in group]
+            handles = [engine.submit(chat=p.text, max_tokens=most, task=label) for p in group]
             done = [handle.result() for handle in handles]
             times.append(time.perf_counter() - began)
         spent += times[1] - times[0]

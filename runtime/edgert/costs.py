@@ -38,8 +38,8 @@ class StepCosts:
     model      identity of the model (manifest.model.identity), "" = unknown
     reads      "tier": a step costs what its tier costs; "written": the backend reads only what is written, so a step
                between two measured tiers costs in between
-    run_ahead  steps that the backend takes before the oldest is read; where it is 0, or drafts are made, the device
-               waits for the host between steps: host_ms
+    run_ahead  steps that the backend takes before the oldest is read; where it is 0 the device waits for the host
+               between steps: host_ms
     host_ms    planning, launching and committing one step on the host; 0 where it was not measured
     cells      cell -> (plain, with 1 draft, ..., with K): the step with its drafting. In prefill the entry past the
                first is the chunk with the drafter following it

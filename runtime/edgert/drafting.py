@@ -19,6 +19,8 @@ MEMORY_STEPS = 256
 TRUST_STEPS = 24
 # What is expected of a drafter of which nothing was measured; about what published modules reach.
 UNKNOWN_ACCEPTANCE = 0.7
+# Stands for a draft that only the device knows yet: the step that makes it was not read.
+ON_DEVICE = -1
 # With drafting off, every n-th request of the task drafts all the same, so that a drafter that wins again is noticed.
 PROBE_EVERY = 8
 
@@ -170,6 +172,7 @@ class DraftBook:
         self.by_task: dict[str | None, Acceptance] = {}
         self._followed: dict[int, Role] = {}
         self._drafts: dict[int, tuple[int, ...]] = {}
+        self._made: dict[int, list[int]] = {}  # by slot: drafts that each unread step makes, oldest first
 
     def admit(self, slot: int, task: str | None) -> None:
         """A new request takes the slot."""
@@ -179,8 +182,8 @@ class DraftBook:
             self._followed[slot] = role
 
     def release(self, slot: int) -> None:
-        self._followed.pop(slot, None)
-        self._drafts.pop(slot, None)
+        for by_slot in (self._followed, self._drafts, self._made):
+            by_slot.pop(slot, None)
 
     def follows(self, slot: int) -> bool:
         return slot in self._followed
@@ -192,18 +195,28 @@ class DraftBook:
         length = self.control.choose(task, batch)
         return min(max(length, 1) if self._followed[slot] == "probe" else length, limit)
 
-    def launched(self, slot: int, *, primed: bool) -> None:
-        """The slot takes part in a step; one that the drafter does not see leaves a gap in its cache for good."""
+    def launched(self, slot: int, *, primed: bool, made: int | None) -> None:
+        """The slot takes part in a step; one that the drafter does not see leaves a gap in its cache for good.
+
+        made: drafts that the step makes for the slot; None = nothing of it is read (a chunk inside a prompt).
+        """
         self._drafts.pop(slot, None)
+        if made is not None:
+            self._made.setdefault(slot, []).append(made)
         if not primed:
             self._followed.pop(slot, None)
 
     def collected(self, slot: int, drafts: Sequence[int]) -> None:
-        if slot in self._followed:
+        """The slot's oldest step was read. Its drafts are of use unless a later step has verified them already."""
+        unread = self._made[slot]
+        unread.pop(0)
+        if slot in self._followed and not unread:
             self._drafts[slot] = tuple(drafts)
 
     def proposal(self, slot: int, limit: int) -> tuple[int, ...]:
-        """What the next step verifies."""
+        """What the next step verifies: tokens, or ON_DEVICE for each while the step that makes them is unread."""
+        if unread := self._made.get(slot):
+            return (ON_DEVICE,) * min(unread[-1], limit)
         return self._drafts.get(slot, ())[:limit]
 
     def verified(self, task: str | None, proposed: int, accepted: int) -> None:

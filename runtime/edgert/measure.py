@@ -64,9 +64,8 @@ def measure_costs(
     costs = _costs(backend, model, reads, measured, f"median of {ROUNDS} readings a cell, at the end of its tier")
     if progress is not None:
         progress(len(cells), len(cells))
-    # with a step launched ahead the host works while the device does; with drafts none is
-    hidden = backend.run_ahead > 0 and not length
-    return costs if hidden else replace(costs, host_ms=measure_host_ms(runtime, costs, clock))
+    # with a step launched ahead the host works while the device does
+    return costs if backend.run_ahead else replace(costs, host_ms=measure_host_ms(runtime, costs, clock))
 
 
 def stored_costs(directory: Path, model: str, backend: Backend, cells: Sequence[Cell]) -> StepCosts | None:

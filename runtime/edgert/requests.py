@@ -120,8 +120,13 @@ class Decoding:
 
     @property
     def launched_length(self) -> int:
-        """Cache positions committed after the steps in flight; exact when `certain`."""
+        """Cache positions committed after the steps in flight; exact when `certain`, else the least possible."""
         return self.length + sum(step.rows for step in self.in_flight)
+
+    @property
+    def longest_length(self) -> int:
+        """`launched_length` if every draft in flight is accepted."""
+        return self.launched_length + sum(step.drafts for step in self.in_flight)
 
     @property
     def launched_outputs(self) -> int:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from edgert.cells import Cell
 from edgert.costs import StepCosts
+from edgert.drafting import DraftBook
 from edgert.errors import ConfigError
 from edgert.policy import (
     DecodeCandidate,
@@ -174,10 +175,11 @@ def plan_step(
 ) -> StepPlan | None:
     """The next step, or None when there is nothing to do.
 
-    drafts  slot → proposed tokens, for decoding slots whose last token the host knows
+    drafts  slot → proposed tokens, for decoding slots whose last token the host knows, and for those in flight that
+            may be launched again unread (`runs_on`)
     """
     ready = [each for each in decoding if can_decode(each, limits.context_tokens)]
-    blocked = any(each.in_flight and not each.certain for each in ready)
+    blocked = any(not each.certain and each.slot not in (drafts or {}) for each in ready)
     chunk_next = bool(prefilling)
     if prefilling or limits.draft_length:
         load = load_of(limits, prefilling, ready, crowd)
@@ -215,16 +217,34 @@ def can_decode(state: Decoding, context_tokens: int) -> bool:
     return state.launched_outputs < state.request.params.max_tokens and state.launched_length < context_tokens
 
 
+def runs_on(state: Decoding, context_tokens: int) -> bool:
+    """Whether a step may follow those in flight before they are read.
+
+    While drafts are undecided only the device knows where the sequence ends: there must be room for all of them, and
+    nothing may be drawn, since the numbers to draw with belong to positions.
+    """
+    return state.certain or (state.request.params.temperature == 0 and state.longest_length < context_tokens)
+
+
 def drafts_allowed(state: Decoding, context_tokens: int) -> int:
     """Drafts worth verifying: accepted ones and the bonus token must stay within max_tokens and the context."""
-    tokens_left = state.request.params.max_tokens - state.outputs
-    return max(0, min(tokens_left - 1, context_tokens - state.length - 1))
+    tokens_left = state.request.params.max_tokens - state.launched_outputs
+    return max(0, min(tokens_left - 1, context_tokens - state.longest_length - 1))
+
+
+def propose(limits: Limits, decoding: Sequence[Decoding], drafts: DraftBook) -> dict[int, tuple[int, ...]]:
+    """What the next step verifies of the backend's drafts, for `plan_step`."""
+    return {
+        state.slot: drafts.proposal(state.slot, drafts_allowed(state, limits.context_tokens))
+        for state in decoding
+        if runs_on(state, limits.context_tokens)
+    }
 
 
 def drafts_wanted(limits: Limits, after: Decoding, tempo: Tempo | None) -> int:
     """Drafts worth making in the step that leads to `after`: what the one behind it can verify, by the tempo."""
     left = after.request.params.max_tokens - after.launched_outputs - 1
-    limit = max(0, min(left, limits.context_tokens - after.launched_length - 1))
+    limit = max(0, min(left, limits.context_tokens - after.longest_length - 1))
     return limit if tempo is None or not limits.draft_length else min(limit, tempo.drafts)
 
 
@@ -249,16 +269,12 @@ def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) ->
 
 def _plan_decode(
     limits: Limits, pace: Pace, ready: Sequence[Decoding], proposed: dict[int, tuple[int, ...]]
-) -> DecodePlan:
-    drafts = {
-        each.slot: proposed.get(each.slot, ())[: drafts_allowed(each, limits.context_tokens)]
-        for each in ready
-        if not each.in_flight
-    }
+) -> DecodePlan | CollectPlan:
+    drafts = {each.slot: proposed.get(each.slot, ())[: drafts_allowed(each, limits.context_tokens)] for each in ready}
 
     def window(drafts: dict[int, tuple[int, ...]]) -> Window | None:
         candidates = [
-            DecodeCandidate(each.slot, each.launched_length, 1 + len(drafts.get(each.slot, ())), each.last_launch)
+            DecodeCandidate(each.slot, each.longest_length, 1 + len(drafts.get(each.slot, ())), each.last_launch)
             for each in ready
         ]
         return choose_decode_window(
@@ -271,8 +287,11 @@ def _plan_decode(
         drafts = {}
         chosen = window(drafts)
     if chosen is None:
-        longest = max(each.launched_length for each in ready)
+        longest = max(each.longest_length for each in ready)
         raise ConfigError(f"no decode cell serves a sequence of {longest} positions")
+    window_slots = range(chosen.first_slot, chosen.first_slot + chosen.cell.batch)
+    if any(not each.certain and each.slot in window_slots and each.slot not in chosen.slots for each in ready):
+        return CollectPlan()  # its idle row would be padded where accepted drafts may stand
     kept = {slot: tokens for slot, tokens in drafts.items() if slot in chosen.slots and tokens}
     return DecodePlan(
         chosen.cell, chosen.first_slot, chosen.slots, kept, replace(pace, decode_steps=pace.decode_steps + 1)

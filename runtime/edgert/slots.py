@@ -6,8 +6,9 @@ the two, or the step is refused. A wrong KV write is silent on the device; here 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgert.backends.base import StepInputs
 from edgert.errors import KvWriteError
@@ -26,7 +27,7 @@ def slots_to_allocate(slots: int, batch_sizes: Iterable[int]) -> int:
 class _Slot:
     owner: int | None = None  # request id
     written: int = 0  # cache positions committed by collected and launched steps, without drafts in flight
-    drafts: int = 0  # drafts in flight: `written` may grow by as many
+    undecided: deque[int] = field(default_factory=deque)  # drafts of each step in flight: `written` may grow by as many
 
 
 class SlotTable:
@@ -80,8 +81,9 @@ class SlotTable:
                 raise KvWriteError(f"{where}: an idle row has {forced} forced rows")
             if length != slot.written:
                 raise KvWriteError(f"{where}: the step starts at position {length}, the slot ends at {slot.written}")
-            if length + cell.query_rows > self.cache_tokens:
-                raise KvWriteError(f"{where}: rows {length}..{length + cell.query_rows - 1} leave the cache "
+            longest = length + sum(slot.undecided) if step.from_device[row] else length
+            if longest + cell.query_rows > self.cache_tokens:
+                raise KvWriteError(f"{where}: rows {longest}..{longest + cell.query_rows - 1} leave the cache "
                                    f"of {self.cache_tokens} positions")  # fmt: skip
             if valid == 0:
                 continue
@@ -89,22 +91,23 @@ class SlotTable:
                 raise KvWriteError(f"{where}: {forced} forced of {valid} valid of {cell.query_rows} rows")
             if slot.owner is None or owners.get(index) != slot.owner:
                 raise KvWriteError(f"{where}: request {owners.get(index)} writes, the slot belongs to {slot.owner}")
-            if slot.drafts:
-                raise KvWriteError(f"{where}: launched while {slot.drafts} drafts are undecided")
-            if length + valid > min(cell.kv_tier, self.context_tokens):
-                raise KvWriteError(f"{where}: position {length + valid - 1} is outside the tier of {cell.kv_tier} "
+            if slot.undecided and not step.from_device[row]:
+                raise KvWriteError(f"{where}: launched while {sum(slot.undecided)} drafts are undecided")
+            if longest + valid > min(cell.kv_tier, self.context_tokens):
+                raise KvWriteError(f"{where}: position {longest + valid - 1} is outside the tier of {cell.kv_tier} "
                                    f"or the context of {self.context_tokens}")  # fmt: skip
 
     def launched(self, index: int, forced: int, drafts: int) -> None:
         """Record a checked launch: forced rows are committed for certain, drafts wait for `settle`."""
         slot = self._slots[index]
         slot.written += forced
-        slot.drafts = drafts
+        if drafts:
+            slot.undecided.append(drafts)
 
     def settle(self, index: int, accepted: int) -> None:
-        """Record how many drafts of the slot's step were committed."""
+        """Record how many drafts were committed of the slot's oldest step that carried some."""
         slot = self._slots[index]
-        if not 0 <= accepted <= slot.drafts:
-            raise KvWriteError(f"slot {index}: {accepted} drafts accepted of {slot.drafts}")
+        drafts = slot.undecided.popleft() if slot.undecided else 0
+        if not 0 <= accepted <= drafts:
+            raise KvWriteError(f"slot {index}: {accepted} drafts accepted of {drafts}")
         slot.written += accepted
-        slot.drafts = 0

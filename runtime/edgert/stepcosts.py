@@ -1,8 +1,7 @@
 """What a decode step costs with 0, 1, ... drafts, measured on this machine when an artifact is loaded.
 
-Steps whose rows are all idle cost what real ones do and leave no trace. A step that drafts is waited for before the
-next one; steps without drafts are launched ahead where the backend can, so that is how each is measured. The clock is
-passed in.
+Steps whose rows are all idle cost what real ones do and leave no trace. Steps are launched ahead where the backend
+can, so that is how each is measured. The clock is passed in.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def drafting_cells(cells: Sequence[Cell], slots: int, draft_length: int) -> dict
 
 def _time(backend: Backend, step: StepInputs, clock: Callable[[], float]) -> float:
     """ms of a step, as the worker launches such a one."""
-    ahead = 0 if step.draft_length else backend.run_ahead
+    ahead = backend.run_ahead
     return max(mean_step_ms(backend, step, clock, count=AHEAD if ahead else 1, ahead=ahead), 1e-6)
 
 

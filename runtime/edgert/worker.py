@@ -29,6 +29,7 @@ from edgert.scheduler import (
     drafts_allowed,
     drafts_wanted,
     plan_step,
+    propose,
 )
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
@@ -110,11 +111,6 @@ class Worker:
         return bool(self._waiting or self._active or self._flying)
 
     @property
-    def _ahead(self) -> int:
-        """Steps that may fly unread: what a step verifies is known once the one before it was read."""
-        return 0 if any(self.drafts.follows(slot) for slot in self._active) else self._backend.run_ahead
-
-    @property
     def held(self) -> bool:
         """Requests wait for a guard and nothing runs: a step changes nothing before the guard looks again."""
         refused = self.guard is not None and self.guard.verdict.refusal is not None
@@ -158,7 +154,7 @@ class Worker:
         elif isinstance(plan, DecodePlan):
             self._launch_decode(plan)
         nothing_to_launch = plan is None or isinstance(plan, CollectPlan)
-        while self._flying and (nothing_to_launch or len(self._flying) > self._ahead):
+        while self._flying and (nothing_to_launch or len(self._flying) > self._backend.run_ahead):
             self._collect()
             nothing_to_launch = False
 
@@ -222,16 +218,14 @@ class Worker:
         return 0 if verdict.refusal is not None else verdict.active_slots
 
     def _propose(self, decoding: Sequence[Decoding]) -> dict[int, tuple[int, ...]]:
+        if self._drafter is None:
+            return propose(self._limits, decoding, self.drafts)
         proposals = {}
         for state in decoding:
             limit = drafts_allowed(state, self._limits.context_tokens)
-            if state.in_flight or not limit:
-                continue
-            if self._drafter is not None:
+            if limit and not state.in_flight:
                 outputs = self._outputs[state.request.id].tokens
                 proposals[state.slot] = tuple(self._drafter.propose(state.request, outputs, limit))[:limit]
-            else:
-                proposals[state.slot] = self.drafts.proposal(state.slot, limit)
         return proposals
 
     def _launch_chunk(self, plan: PrefillPlan, prefilling: Sequence[Prefilling]) -> None:
@@ -278,7 +272,8 @@ class Worker:
         for row in rows:
             proposed = int(step.valid[row] - step.forced[row])
             self._slots.launched(step.first_slot + row, int(step.forced[row]), proposed)
-            self.drafts.launched(step.first_slot + row, primed=step.prime)
+            made = drafts.get(row, 0) if samples else None
+            self.drafts.launched(step.first_slot + row, primed=step.prime, made=made)
         self._flying.append(Launched(step, ticket, rows, samples, drafts))
         self.counters.launches[step.cell.label] += 1
         self.last_cell = step.cell
@@ -292,8 +287,8 @@ class Worker:
         for row, request_id in launched.rows.items():
             state = self._active.get(launched.step.first_slot + row)
             if isinstance(state, Decoding) and state.request.id == request_id:
-                if outputs.drafts is not None:
-                    self.drafts.collected(state.slot, outputs.drafts[row, : launched.drafts.get(row, 0)].tolist())
+                made = () if outputs.drafts is None else outputs.drafts[row, : launched.drafts.get(row, 0)].tolist()
+                self.drafts.collected(state.slot, made)
                 self._commit(state, launched.step, outputs, row)
             else:
                 self.counters.discarded_rows += 1

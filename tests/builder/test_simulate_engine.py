@@ -87,6 +87,7 @@ class Timed(FakeBackend):
                     token = int(np.argmax(toy_logits(np.array(so_far))))
                     drafts[row, place] = token if self.right else (token + 1) % VOCABULARY
                     so_far.append(token)
+                self.device_drafts[slot] = drafts[row].tolist()
         return drafts
 
 
@@ -179,13 +180,15 @@ def test_the_simulator_and_the_worker_agree(
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_they_agree_with_drafts(right: bool, adaptive: bool) -> None:
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_they_agree_with_drafts(right: bool, adaptive: bool, run_ahead: int) -> None:
     rng = random.Random(3)
     arrivals = [Arrival(rng.uniform(0, 1.5), rng.randrange(1, 140), rng.randrange(1, 50)) for _ in range(25)]
     rate = 1.0 if right else 0.0
     setting = make_setting(
-        slots=3, rows=(1, 2, 3, 4), drafts=3, acceptance=(rate,) * 3, adaptive=adaptive, targets=Targets(50.0, 30.0)
-    )
+        slots=3, rows=(1, 2, 3, 4), drafts=3, acceptance=(rate,) * 3, adaptive=adaptive, targets=Targets(50.0, 30.0),
+        run_ahead=run_ahead,
+    )  # fmt: skip
     run = simulate(setting, arrivals)
     assert run.draft_proposed > 0
     assert run.draft_accepted == (run.draft_proposed if right else 0)

@@ -109,6 +109,7 @@ class FakeBackend:
         self.state = np.zeros(self.slots, np.int64)
         self.device_length = np.zeros(self.slots, np.int64)
         self.device_token = np.full(self.slots, -1, np.int64)
+        self.device_drafts: list[list[int]] = [[] for _ in range(self.slots)]
 
     def warm_up(self) -> None:
         pass
@@ -144,6 +145,9 @@ class FakeBackend:
             assert valid > 0, "an idle row takes nothing from the device"
             assert self.device_token[slot] >= 0, "the device has no token for this slot"
             tokens[0], length = self.device_token[slot], int(self.device_length[slot])
+            if drafts := valid - forced:
+                assert drafts <= len(self.device_drafts[slot]), "the step before made fewer drafts"
+                tokens[1:valid] = self.device_drafts[slot][:drafts]
         assert (tokens[valid:] == 0).all(), "padding carries token 0"
         if valid and length == 0:
             assert self.state[slot] == 0, "a new sequence starts in a slot that was not reset"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import shutil
@@ -51,8 +52,9 @@ def opened(toy: Toy, **changes: Any) -> TensorRTBackend:
 class Conversation:
     """Random legal steps on two slots: prompts in chunks, verified drafts, changing draft lengths, idle neighbours."""
 
-    def __init__(self, backend: Any, seed: int) -> None:
-        self.backend, self.rng = backend, np.random.default_rng(seed)
+    def __init__(self, backend: Any, seed: int, *, altered: float = 0.5) -> None:
+        """altered: share of drafts that are not verified as they were made."""
+        self.backend, self.rng, self.altered = backend, np.random.default_rng(seed), altered
         self.length, self.token = [0] * SLOTS, [0] * SLOTS
         self.drafts: list[list[int]] = [[] for _ in range(SLOTS)]
         self.seen: list[tuple[Any, ...]] = []
@@ -106,8 +108,7 @@ class Conversation:
             self.drafts[slot] = [] if out.drafts is None else out.drafts[row].tolist()
             sampled = out.sampled[row, : 1 + int(out.accepted[row])].tolist()
             self.seen.append((slot, self.length[slot], sampled, self.token[slot], self.drafts[slot]))
-            # half of the time one draft is made wrong, or a right one is put first
-            if self.drafts[slot] and self.rng.random() < 0.5:
+            if self.drafts[slot] and self.rng.random() < self.altered:
                 self.drafts[slot][-1] = int(self.rng.integers(TOKENS))
 
     @staticmethod
@@ -176,7 +177,7 @@ def test_what_the_device_holds_is_not_sent_again(toy: Toy, monkeypatch: pytest.M
     monkeypatch.setattr(
         backend, "_host_rows_to_slot", lambda *given: (sent.append((~given[3]).tolist()), send(*given))[1]
     )
-    conversation = Conversation(backend, 0)
+    conversation = Conversation(backend, 0, altered=0.0)
     for slot in (0, 1):
         backend.reset_slot(slot)
         conversation.prefill(slot, prompt_of(20))
@@ -184,12 +185,86 @@ def test_what_the_device_holds_is_not_sent_again(toy: Toy, monkeypatch: pytest.M
     for drafts in (2, 1, 4):
         conversation.decode([0, 1], drafts)
     assert sent == []
+    conversation.drafts[0][1] = (conversation.drafts[0][1] + 1) % TOKENS  # another draft than the one that was made
+    conversation.decode([0, 1], 3)
+    assert sent == [[True, False]]
+    sent.clear()
     conversation.token[1] = (conversation.token[1] + 1) % TOKENS  # another token than the one that was sampled
     conversation.decode([0, 1], 2)
     assert sent == [[False, True]]
     backend.reset_slot(0)
     conversation.prefill(0, prompt_of(3))
     assert sent[1:] == [[True]]
+    backend.close()
+
+
+def verify(first: int, rows: dict[int, list[int]], drafts: int) -> StepInputs:
+    """A decode step from slot `first` on that makes `drafts` drafts. rows: slot → its token and drafts."""
+    step = empty_step(Cell("decode", len(rows), max(map(len, rows.values())), CONTEXT), first)
+    for row, tokens in enumerate(rows.values()):
+        step.tokens[row, : len(tokens)] = tokens
+        step.valid[row], step.forced[row] = len(tokens), 1
+    return dataclasses.replace(step, prime=True, draft_length=drafts)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize("slots", [[0], [1], [0, 1]])
+def test_a_step_launched_before_the_one_before_it_is_read_verifies_its_drafts(
+    toy: Toy, graphs: bool, slots: list[int]
+) -> None:
+    """Token, length and drafts go from step to step on the device; what the host says instead is not looked at.
+
+    A random drafter is never right, so every other step its first draft is set right, in both runs alike.
+    """
+    lengths = [3, 1, LONGEST, LONGEST, 2, 3, 1]
+    prompts = {slot: prompt_of(20, 7 * slot) for slot in (0, 1)}
+
+    def begun() -> tuple[Any, Conversation]:
+        backend = opened_quietly(dataclasses.replace(toy.setup, options={"enable_cuda_graph": graphs}))
+        conversation = Conversation(backend, 0, altered=0.0)
+        for slot, prompt in prompts.items():
+            backend.reset_slot(slot)
+            conversation.prefill(slot, prompt)
+        return backend, conversation
+
+    backend, conversation = begun()
+    truth: dict[int, dict[int, int]] = {slot: {} for slot in slots}  # slot → length → token sampled there
+    for _ in range(30):
+        for slot in slots:
+            truth[slot][conversation.length[slot]] = conversation.token[slot]
+            conversation.drafts[slot] = []
+            conversation.decode([slot], 1)
+    backend.close()
+
+    backend, conversation = begun()
+    read, corrected = [], []
+    for number, drafts in enumerate(lengths):
+        right = {slot: truth[slot][conversation.length[slot] + 1] for slot in slots} if number % 2 else {}
+        corrected.append(right)
+        for slot, token in right.items():
+            conversation.drafts[slot][0] = token
+        step = verify(slots[0], {s: [conversation.token[s], *conversation.drafts[s]] for s in slots}, drafts)
+        step.length[:] = [conversation.length[slot] for slot in slots]
+        read.append(backend.launch(step).result())
+        conversation.commit(step, read[-1], slots)
+    assert sum(int(out.accepted.sum()) for out in read) >= 3 * len(slots)
+    backend.close()
+
+    backend, conversation = begun()
+    made, tickets = {slot: len(conversation.drafts[slot]) for slot in slots}, []
+    for right, drafts in zip(corrected, lengths, strict=True):
+        for slot, token in right.items():
+            ctypes.c_int64.from_address(backend._draft_row(slot)).value = token
+        step = verify(slots[0], {slot: [5] * (1 + made[slot]) for slot in slots}, drafts)
+        step.length[:], step.from_device[:] = 1, True
+        made = dict.fromkeys(slots, drafts)
+        tickets.append(backend.launch(step))
+    for out, ticket in zip(read, tickets, strict=True):
+        unread = ticket.result()
+        assert (unread.sampled == out.sampled).all()
+        assert (unread.drafts == out.drafts).all()
+        assert (unread.accepted == out.accepted).all()
     backend.close()
 
 

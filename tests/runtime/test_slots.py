@@ -98,6 +98,25 @@ def test_undecided_drafts_block_the_next_launch() -> None:
         slots.settle(0, 2)
 
 
+def test_a_step_from_the_device_may_follow_undecided_drafts_where_all_of_them_would_fit() -> None:
+    for written, fits in ((10, True), (57, True), (58, False)):
+        slots = table()
+        slots.take(7)
+        slots.launched(0, written - 1, 0)
+        slots.launched(0, 1, 1)
+        step = decode({0: (written, 2)})
+        step.from_device[0] = True
+        if fits:  # at most 57 + 1 + 2 = 60 positions
+            slots.check(step, {0: 7})
+        else:
+            with pytest.raises(KvWriteError, match="position 60 is outside the tier"):
+                slots.check(step, {0: 7})
+        slots.launched(0, 1, 1)
+        slots.settle(0, 1)
+        slots.settle(0, 0)
+        assert slots.written(0) == written + 2
+
+
 def test_an_idle_row_that_carries_anything_is_refused() -> None:
     slots = table()
     step = decode({0: (0, 0)})

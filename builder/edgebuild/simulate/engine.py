@@ -19,7 +19,7 @@ from edgert.costs import require_costs
 from edgert.drafting import DraftBook
 from edgert.requests import Decoding, InFlight, Prefilling, Request, Waiting
 from edgert.sampling import SamplingParams
-from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_allowed, drafts_wanted, plan_step
+from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_wanted, plan_step, propose
 
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
 from edgebuild.simulate.setting import Setting, draft_control
@@ -79,7 +79,7 @@ class _Loop:
         self.random = random.Random(seed)
         self.drafts = DraftBook(draft_control(setting))
         self.drafting = self.drafts.control.length > 0
-        self.run_ahead = 0 if self.drafting else setting.costs.run_ahead
+        self.run_ahead = setting.costs.run_ahead
         self.host_s = setting.costs.host_ms / 1e3 if self.run_ahead == 0 else 0.0
         self.now_s = 0.0
         self.device_s = 0.0  # when the device has nothing left to do
@@ -117,7 +117,7 @@ class _Loop:
         prefilling = [state for state in self.active.values() if isinstance(state, Prefilling)]
         decoding = [state for state in self.active.values() if isinstance(state, Decoding)]
         crowd = self.crowd(prefilling, allowed)
-        drafts = self.propose(decoding) if self.drafting else None
+        drafts = propose(self.limits, decoding, self.drafts) if self.drafting else None
         plan = plan_step(self.limits, self.pace, prefilling, decoding, crowd=crowd, drafts=drafts)
         if isinstance(plan, PrefillPlan):
             self.launch_chunk(plan)
@@ -183,14 +183,6 @@ class _Loop:
             active_slots=allowed,
         )
 
-    def propose(self, decoding: Sequence[Decoding]) -> dict[int, tuple[int, ...]]:
-        proposals = {}
-        for state in decoding:
-            limit = drafts_allowed(state, self.limits.context_tokens)
-            if not state.in_flight and limit:
-                proposals[state.slot] = self.drafts.proposal(state.slot, limit)
-        return proposals
-
     def launch_chunk(self, plan: PrefillPlan) -> None:
         self.pace = plan.pace
         drafts: dict[int, tuple[int, int]] = {}
@@ -247,7 +239,7 @@ class _Loop:
     ) -> None:
         if self.drafting:
             for slot in rows:
-                self.drafts.launched(slot, primed=made > 0)
+                self.drafts.launched(slot, primed=made > 0, made=drafts[slot][1] if samples else None)
         cost_s = self.costs.step_ms(cell, written, made) / 1e3
         start_s = max(self.device_s, self.now_s + self.host_s)
         self.device_s = start_s + cost_s
@@ -277,12 +269,12 @@ class _Loop:
             self.drafts.verified(state.request.task, verified, accepted)
             self.result.draft_proposed += verified
             self.result.draft_accepted += accepted
-        if made:
+        if self.drafting:
             self.drafts.collected(state.slot, (0,) * made)
         after = state.collect(accepted, 0)
         self.active[state.slot] = after
         outcome = self.outcomes[state.request.id]
-        self.token(outcome, 1 + accepted)
+        self.token(outcome, min(1 + accepted, state.request.params.max_tokens - state.outputs))
         if after.outputs >= state.request.params.max_tokens or after.length >= self.limits.context_tokens:
             del self.active[state.slot]
             heapq.heappush(self.free, state.slot)

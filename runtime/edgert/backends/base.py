@@ -72,9 +72,10 @@ class StepInputs:
                  there, past what the slot has committed)
     valid        [B] rows that carry a token; 0 = this batch row is idle and must leave no trace
     forced       [B] leading rows that are given (prompt, or the last sampled token); the rest of `valid` are drafts
-    from_device  [B] true: token 0 and length are what this slot's previous step left on the device, the host's
-                 `tokens[b, 0]` and `length[b]` are ignored (the host may not know them yet). Never true for an idle
-                 row, nor for a row whose slot was idle in the step before: an idle row's next token means nothing
+    from_device  [B] true: token 0, length and the drafts are what this slot's previous step left on the device, the
+                 host's `tokens[b]` and `length[b]` are ignored (the host may not know them yet; its length is then the
+                 least possible). `valid - forced` is no more than that step drafted. Never true for an idle row, nor
+                 for a row whose slot was idle in the step before: an idle row's next token means nothing
     uniform      [B, R] one uniform number in [0, 1) for each row that is sampled
     temperature  [B] 0 = greedy
     top_k        [B] 0 = off

@@ -124,8 +124,8 @@ class TensorRTBackend:
         needed += [engine.scratch_bytes for name, (engine, _, _) in self._plans.items() if name != PLAN_NAME]
         self._scratch = cuda.DeviceMemory(max(needed))
         self._states = SlotStates(setup.states, setup.slots, max(each.shape.batch for each in cells))
-        # row 0: the token that each slot feeds next; row 1: its length
-        self._slots = cuda.DeviceMemory(2 * setup.slots * TOKEN_BYTES)
+        # row 0: the token that each slot feeds next; row 1: its length; then its drafts
+        self._slots = cuda.DeviceMemory((2 + setup.draft_length) * setup.slots * TOKEN_BYTES)
         most = max(each.shape.tier for each in cells)
         tiers = np.arange(max(most, 0 if self._drafter is None else self._drafter.most_positions), dtype=np.int64)
         self._positions = cuda.DeviceMemory(tiers.nbytes)
@@ -265,6 +265,9 @@ class TensorRTBackend:
         )
         targets = [self._outputs.address + field.offset for field in layout.draft_fields(drafts)]
         self._drafter.queue(each.cell, first, self._drafting_rows(), lengths, targets)
+        if targets:
+            apart, width = layout.draft_pitch, each.shape.batch * TOKEN_BYTES
+            self._stream.copy_rows(self._draft_row(first), self._pitch, targets[0], apart, width, drafts)
 
     def _bind(self, each: _Cell, first: int) -> None:
         """Addresses of every tensor; only the caches depend on the slot. Makes the context where there is none yet."""
@@ -289,30 +292,47 @@ class TensorRTBackend:
             raise BackendError(f"{each.cell.label}: TensorRT refused to run: {self._engine.log.last()}")
         self._states.settle(self._stream, each.bound_slot or 0, each.shape.batch)
 
+    @property
+    def _pitch(self) -> int:
+        """Bytes from what a slot holds in one row of `_slots` to the next row."""
+        return self._setup.slots * TOKEN_BYTES
+
+    def _draft_row(self, slot: int) -> int:
+        """Address of a slot's first draft."""
+        return self._slots.address + 2 * self._pitch + slot * TOKEN_BYTES
+
+    def _verified(self, each: _Cell) -> int:
+        """Drafts that a step of this cell takes from its slots."""
+        return min(self._setup.draft_length, each.cell.query_rows - 1) if each.cell.kind == "decode" else 0
+
     def _slot_to_inputs(self, each: _Cell, first: int) -> None:
-        """token 0 and length of each row: from where the step before left them."""
-        batch, block = each.shape.batch, each.layout.inputs
+        """token 0, length and drafts of each row: from where the step before left them."""
+        batch, block, drafts = each.shape.batch, each.layout.inputs, self._verified(each)
         tokens, length = (self._inputs.address + block[name].offset for name in ("tokens", "length"))
-        pitch = self._setup.slots * TOKEN_BYTES
-        source = self._slots.address + first * TOKEN_BYTES
-        if batch == 1:  # token and length are one strided copy
-            self._stream.copy_rows(tokens, length - tokens, source, pitch, TOKEN_BYTES, 2)
+        source, place = self._slots.address + first * TOKEN_BYTES, self._draft_row(first)
+        if batch == 1:  # token and length are one strided copy, the drafts another
+            self._stream.copy_rows(tokens, length - tokens, source, self._pitch, TOKEN_BYTES, 2)
+            if drafts:
+                self._stream.copy_rows(tokens + TOKEN_BYTES, TOKEN_BYTES, place, self._pitch, TOKEN_BYTES, drafts)
             return
-        self._stream.copy_rows(tokens, each.shape.rows * TOKEN_BYTES, source, TOKEN_BYTES, TOKEN_BYTES, batch)
-        self._stream.copy(length, source + pitch, batch * TOKEN_BYTES, cuda.ON_DEVICE)
+        apart = each.shape.rows * TOKEN_BYTES
+        self._stream.copy_rows(tokens, apart, source, TOKEN_BYTES, TOKEN_BYTES, batch)
+        self._stream.copy(length, source + self._pitch, batch * TOKEN_BYTES, cuda.ON_DEVICE)
+        for draft in range(drafts):
+            to, at = tokens + (1 + draft) * TOKEN_BYTES, place + draft * self._pitch
+            self._stream.copy_rows(to, apart, at, TOKEN_BYTES, TOKEN_BYTES, batch)
 
     def _outputs_to_slot(self, each: _Cell, first: int) -> None:
         block, width = each.layout.outputs, each.shape.batch * TOKEN_BYTES
         token, length = (self._outputs.address + block[name].offset for name in ("next_token", "new_length"))
-        pitch = self._setup.slots * TOKEN_BYTES
         target = self._slots.address + first * TOKEN_BYTES
-        self._stream.copy_rows(target, pitch, token, length - token, width, 2)
+        self._stream.copy_rows(target, self._pitch, token, length - token, width, 2)
 
     def _host_rows_to_slot(self, each: _Cell, slot: RingSlot, first: int, known: Any) -> None:
         """What the host knows better goes to the slot first, so that a captured step always reads the slot."""
         block, source = each.layout.inputs, slot.inputs.address
         tokens, length = source + block["first_tokens"].offset, source + block["length"].offset
-        target, pitch = self._slots.address + first * TOKEN_BYTES, self._setup.slots * TOKEN_BYTES
+        target, drafts = self._slots.address + first * TOKEN_BYTES, self._verified(each)
         if not known.any():
             runs = [(0, each.shape.batch)]
         else:
@@ -320,7 +340,11 @@ class TensorRTBackend:
         for row, count in runs:
             at, size = row * TOKEN_BYTES, count * TOKEN_BYTES
             self._stream.copy(target + at, tokens + at, size, cuda.TO_DEVICE)
-            self._stream.copy(target + pitch + at, length + at, size, cuda.TO_DEVICE)
+            self._stream.copy(target + self._pitch + at, length + at, size, cuda.TO_DEVICE)
+            for draft in range(drafts):
+                given = source + block["given_drafts"].offset + draft * each.shape.batch * TOKEN_BYTES
+                to = self._draft_row(first) + draft * self._pitch
+                self._stream.copy(to + at, given + at, size, cuda.TO_DEVICE)
 
     def reset_slot(self, slot: int) -> None:
         self._usable()

@@ -46,6 +46,9 @@ class Block:
     def __getitem__(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
 
+    def __contains__(self, name: str) -> bool:
+        return any(field.name == name for field in self.fields)
+
     def views(self, block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
         return {field.name: field.view(block) for field in self.fields}
 
@@ -64,6 +67,11 @@ class StepLayout:
         """Where the first `count` drafts of each row lie in the outputs."""
         return tuple(self.outputs[f"draft.{place}"] for place in range(count))
 
+    @property
+    def draft_pitch(self) -> int:
+        """Bytes from the field of one draft to that of the next."""
+        return self.outputs["draft.1"].offset - self.outputs["draft.0"].offset if "draft.1" in self.outputs else 0
+
 
 def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
     fields, offset = [], 0
@@ -75,7 +83,8 @@ def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
 
 
 def step_layout(batch: int, rows: int, logit_rows: int, *, draft_length: int = 0) -> StepLayout:
-    """`first_tokens` is no tensor of the engine: it is where the host puts the tokens that the device does not hold.
+    """`first_tokens` and `given_drafts` are no tensors of the engine: that is where the host puts the tokens and the
+    drafts that the device does not hold.
 
     `draft.j` is what the drafter's pass j writes.
     """
@@ -94,6 +103,7 @@ def step_layout(batch: int, rows: int, logit_rows: int, *, draft_length: int = 0
             ("top_k", "int64", one),
             ("top_p", "float32", one),
             ("first_tokens", "int64", one),
+            ("given_drafts", "int64", (draft_length, batch)),
             ("following", "int64", one),
         ),
         outputs=_block(
@@ -118,6 +128,9 @@ def write_inputs(views: dict[str, npt.NDArray[np.generic]], step: StepInputs) ->
     views["top_k"][:] = step.top_k
     views["top_p"][:] = step.top_p
     views["first_tokens"][:] = step.tokens[:, 0]
+    given = views["given_drafts"]
+    count = min(len(given), rows - 1)
+    given[:count] = step.tokens[:, 1 : 1 + count].T
     views["following"][:] = -1 if step.following is None else step.following
 
 

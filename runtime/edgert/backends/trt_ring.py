@@ -53,11 +53,15 @@ class Ticket:
             self._slot.ticket = None
         return self._outputs
 
-    def left(self, row: int, token: int, length: int) -> bool:
-        """Whether the step was read, and left this token and this length to its row's slot."""
+    def left(self, row: int, token: int, length: int, drafts: Int64s) -> bool:
+        """Whether the step was read, and left this token, this length and these drafts to its row's slot."""
         if self._outputs is None or self._lengths is None:
             return False
-        return bool(self._outputs.next_token[row] == token and self._lengths[row] == length)
+        if len(drafts) > self._drafts or (len(drafts) and self._outputs.drafts is None):
+            return False
+        made = drafts if self._outputs.drafts is None else self._outputs.drafts[row, : len(drafts)]
+        same = self._outputs.next_token[row] == token and self._lengths[row] == length
+        return bool(same and np.array_equal(made, drafts))
 
 
 class Ring:
@@ -116,5 +120,6 @@ class Held:
         for row, asked in enumerate(step.from_device):
             last = self._last[step.first_slot + row]
             if not asked and last is not None:
-                known[row] = last[0].left(last[1], int(step.tokens[row, 0]), int(step.length[row]))
+                drafts = step.tokens[row, step.forced[row] : step.valid[row]]
+                known[row] = last[0].left(last[1], int(step.tokens[row, 0]), int(step.length[row]), drafts)
         return known
