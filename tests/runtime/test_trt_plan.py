@@ -70,7 +70,8 @@ def test_the_reader_reads_on_seeks_and_keeps_an_error(tmp_path: Path) -> None:
     plan, path = content(BLOCK * 2, BLOCK), tmp_path / "decoder.plan"
     pack_plan(plan, path)
     errors: list[Exception] = []
-    reader = stream_reader(FAKE, PackedPlan(path), errors)
+    packed = PackedPlan(path)
+    reader = stream_reader(FAKE, packed, errors)
     got = b""
     while part := reader.read(1 << 20, 0):
         got += part
@@ -84,15 +85,20 @@ def test_the_reader_reads_on_seeks_and_keeps_an_error(tmp_path: Path) -> None:
     assert not reader.seek(1, "end")
     assert not reader.seek(-1, "set")
     assert not errors
+    packed.close()
 
     damaged = bytearray(path.read_bytes())
-    damaged[BLOCK + BLOCK // 2] ^= 1  # inside the second block
+    with zipfile.ZipFile(path) as archive:
+        text = next(block for block in archive.infolist() if block.compress_type == zipfile.ZIP_DEFLATED)
+    damaged[text.header_offset + 60] ^= 255
     path.write_bytes(damaged)
-    reader = stream_reader(FAKE, PackedPlan(path), errors)
-    reader.seek(BLOCK, "set")
+    packed = PackedPlan(path)
+    reader = stream_reader(FAKE, packed, errors)
+    reader.seek(int(text.filename) * BLOCK, "set")
     assert reader.read(10, 0) == b""
     assert isinstance(errors[0], ArtifactError)
     assert "decoder.plan is damaged" in str(errors[0])
+    packed.close()
 
 
 def test_a_plan_as_tensorrt_wrote_it_is_told_from_a_packed_one_and_from_other_files(tmp_path: Path) -> None:

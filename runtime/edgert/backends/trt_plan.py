@@ -8,6 +8,8 @@ of the weights in host memory. This module knows bytes; `pack_plan` is what the 
 
 from __future__ import annotations
 
+import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +21,9 @@ BLOCK_BYTES = 4 << 20
 _PROBE_BYTES, _PROBES = 16 << 10, 4
 _WORTH = 0.8  # of its size: a block that shrinks less is stored as it is
 _PLAN_MAGIC, _ZIP_MAGIC = b"trt", b"PK"
+_LOCAL_HEADER = struct.Struct(
+    "<4s22xHH"
+)  # of a zip member: magic, ..., length of name and of extra field; data follows
 
 
 def pack_plan(content: Any, path: Path) -> int:
@@ -51,7 +56,10 @@ def is_packed(path: Path) -> bool:
 
 
 class PackedPlan:
-    """The content of a packed plan by offset; the block that was read last is kept. Raises ArtifactError if damaged."""
+    """The content of a packed plan by offset. Raises ArtifactError if damaged.
+
+    The manifest's hash guards the file, so stored blocks are read past zipfile, which would sum up and copy them again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,14 +67,23 @@ class PackedPlan:
             self._archive = zipfile.ZipFile(path)
         except zipfile.BadZipFile as error:
             raise self._damaged(error) from error
+        self._file = path.open("rb", buffering=0)
         self._blocks = self._archive.infolist()
+        self._number, self._content = -1, b""
+        try:
+            self.size = self._check()
+        except ArtifactError:
+            self.close()
+            raise
+
+    def _check(self) -> int:
+        """Bytes of the plan."""
         sizes = [block.file_size for block in self._blocks]
         if not sizes or any(size != BLOCK_BYTES for size in sizes[:-1]) or not 0 < sizes[-1] <= BLOCK_BYTES:
             raise self._damaged(f"{len(sizes)} blocks, not of {BLOCK_BYTES:,} bytes each")
-        self.size = sum(sizes)
-        self._number, self._content = -1, b""
-        if self.read(1, 3) != _PLAN_MAGIC:
-            raise ArtifactError(f"{path.name} does not hold a TensorRT plan")
+        if self._block(0)[1:4] != _PLAN_MAGIC:
+            raise ArtifactError(f"{self._path.name} does not hold a TensorRT plan")
+        return sum(sizes)
 
     def read(self, offset: int, count: int) -> bytes:
         """At most `count` bytes from `offset` on, no further than the end of a block; none at the end."""
@@ -74,16 +91,28 @@ class PackedPlan:
             return b""
         number, start = divmod(offset, BLOCK_BYTES)
         if number != self._number:
-            try:
-                self._content = self._archive.read(self._blocks[number])
-            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-                raise self._damaged(error) from error
-            self._number = number
+            self._content, self._number = self._block(number), number
         if start == 0 and count >= len(self._content):
             return self._content
         return self._content[start : start + count]
 
+    def _block(self, number: int) -> bytes:
+        block = self._blocks[number]
+        try:
+            if block.compress_type != zipfile.ZIP_STORED:
+                return self._archive.read(block)
+            header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, block.header_offset)
+            magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+            start = block.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+            content = os.pread(self._file.fileno(), block.file_size, start)
+        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise self._damaged(error) from error
+        if magic != b"PK\3\4" or len(content) != block.file_size:
+            raise self._damaged(f"block {number} is not where it should be")
+        return content
+
     def close(self) -> None:
+        self._file.close()
         self._archive.close()
 
     def _damaged(self, why: object) -> ArtifactError:
