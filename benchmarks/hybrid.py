@@ -3,6 +3,7 @@
 python benchmarks/hybrid.py export --shape 0.8b --directory D    (torch; any machine)
 python benchmarks/hybrid.py build  --directory D                 (TensorRT-RTX, onnx)
 python benchmarks/hybrid.py run    --directory D --output benchmarks/results/hybrid-0.8b.json
+python benchmarks/hybrid.py deepen --results A.json B.json --output ...   (runs of two cut stacks → the whole depth)
 
 Random weights: shapes decide time and memory. A step of 4 rows is what three drafts cost the decoder, whatever of them
 is accepted; its floor reads the weights once, as that of one row does.
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,45 +180,121 @@ def in_order(backend: Any, cell: Cell, context: int) -> list[tuple[str, float]]:
     return [(event.name, event.time_range.end - event.time_range.start) for event in last]
 
 
-def run(directory: Path, cells: Sequence[Cell], context: int, count: int, kernels: Path | None) -> dict[str, Any]:
+def opened(directory: Path, info: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+    """The backend, warm. cells: the first so many of those that the engine was built for."""
     from edgert.backends.base import Setup
     from edgert.backends.tensorrt import TensorRTBackend
     from edgert.manifest_records import StateSpec
 
+    states = tuple(StateSpec(n, n + ".out", dtype, kind, tuple(shape)) for n, kind, dtype, shape in info["states"])
+    vocabulary = read_config(info["shape"], info["layers"]).vocabulary_size
+    options = {"flavour": "tensorrt-rtx"}
+    backend = TensorRTBackend(Setup(directory, tuple(cells), 1, info["cache_tokens"], vocabulary, states, options))
+    backend.warm_up()
+    return backend
+
+
+def lend_kernels(source: Path, directory: Path) -> None:
+    """What was compiled for another engine (of fewer layers, say) as this one's JIT cache: kernels with the same text
+    are not compiled again. jit_s then tells nothing."""
+    from edgert.backends import trt_cache
+
+    own = trt_cache.plan_hash(directory / "decoder.plan")[:16]
+    other = trt_cache.plan_hash(source / "decoder.plan")[:16]
+    for cache in trt_cache.places(source)[0].glob(f"*-{other}.jit"):
+        target = trt_cache.places(directory)[0] / cache.name.replace(other, own)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            shutil.copyfile(cache, target)
+
+
+def run(
+    directory: Path,
+    cells: Sequence[Cell],
+    context: int,
+    count: int,
+    kernels: Path | None,
+    keep: Callable[[Mapping[str, Any]], object],
+) -> dict[str, Any]:
+    """keep: called with the report so far after each cell and each table of kernels.
+
+    The engine is opened once a cell with one cell more, so that what a cell's kernels take to compile (jit_s: minutes,
+    perhaps) delays no cell before it and is in the JIT cache when the time is up.
+    """
     info = json.loads((directory / "info.json").read_text())
     config = read_config(info["shape"], info["layers"])
-    states = tuple(StateSpec(n, n + ".out", dtype, kind, tuple(shape)) for n, kind, dtype, shape in info["states"])
     bandwidth = copy_bandwidth()
     parts = floor_bytes(config, context + 50)
     floor = 1e3 * sum(parts.values()) / bandwidth
-    setup = Setup(
-        directory, tuple(cells), 1, info["cache_tokens"], config.vocabulary_size, states, {"flavour": "tensorrt-rtx"}
-    )
-    backend = TensorRTBackend(setup)
-    backend.warm_up()
-    described = backend.describe()
     report: dict[str, Any] = {
         "shape": info["shape"], "layers": config.layers, "context_tokens": context,
         "copy_bandwidth_gb_s": round(bandwidth / 1e9, 1), "floor_ms": round(floor, 4), "floor_bytes": parts,
-        "build": json.loads((directory / "build.json").read_text()), "device": described["device"],
-        "scratch_bytes_by_cell": described["scratch_bytes_by_cell"], "memory": backend.memory(), "cells": {},
-        **{key: described[key] for key in ("timings", "jit_s", "jit_cache", "fallbacks", "graphs")},
+        "build": json.loads((directory / "build.json").read_text()), "cells": {},
     }  # fmt: skip
-    for cell in cells:
-        entry = report["cells"].setdefault(cell.label, {})
+    backend: Any = None
+    for number, cell in enumerate(cells, 1):
+        if backend is not None:
+            backend.close()
+        backend = opened(directory, info, cells[:number])
+        described = backend.describe()
+        report |= {key: described[key] for key in ("device", "scratch_bytes_by_cell", "timings", "fallbacks", "graphs")}
+        report["memory"] = backend.memory()
+        entry = report["cells"].setdefault(cell.label, {"jit_s": described["jit_s"][cell.label]})
         if cell.kind == "prefill":
             entry |= {"chunk_ms": prefill_ms(backend, cell), "prompt": prompt(backend, cell, PROMPT)}
         else:
             entry["waited"] = steps_of(backend, cell, context, count, ahead=False)
             entry["ahead"] = steps_of(backend, cell, context, count, ahead=True)
             entry["over_floor"] = round(entry["ahead"]["step_ms"] / floor, 3)
-        if kernels is not None:
-            if cell.kind == "decode":
-                entry["kernels"] = kernel_table(backend, cell, context)
-            kernels.mkdir(parents=True, exist_ok=True)
-            listed = "\n".join(f"{us:.2f} {name}" for name, us in in_order(backend, cell, context))
-            (kernels / f"{info['shape']}-{cell.label}.txt").write_text(listed)
+        keep(report)
+    for cell in cells if kernels is not None else ():
+        assert kernels is not None
+        if cell.kind == "decode":
+            report["cells"][cell.label]["kernels"] = kernel_table(backend, cell, context)
+            keep(report)
+        kernels.mkdir(parents=True, exist_ok=True)
+        listed = "\n".join(f"{us:.2f} {name}" for name, us in in_order(backend, cell, context))
+        (kernels / f"{info['shape']}-{config.layers}-{cell.label}.txt").write_text(listed)
     backend.close()
+    return report
+
+
+def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The published depth from two cut stacks: what the layers between them take, as often as the rest holds them.
+
+    Layers of a kind take the same time; embedding, head and sampling are in both. An error of the difference counts
+    `times` over.
+    """
+    config = read_config(more["shape"], None)
+    gained = more["layers"] - fewer["layers"]
+    times = (config.layers - more["layers"]) / gained
+    parts = floor_bytes(config, more["context_tokens"] + 50)
+    floor = sum(parts.values()) / more["copy_bandwidth_gb_s"] / 1e6
+
+    def at_depth(*path: str) -> float:
+        low, high = fewer["cells"], more["cells"]
+        for key in path:
+            low, high = low[key], high[key]
+        return round(high + times * (high - low), 4)
+
+    report: dict[str, Any] = {
+        "shape": more["shape"], "layers": config.layers, "context_tokens": more["context_tokens"],
+        "derived_from_layers": [fewer["layers"], more["layers"]], "times": times, "device": more["device"],
+        "copy_bandwidth_gb_s": more["copy_bandwidth_gb_s"], "floor_ms": round(floor, 4), "floor_bytes": parts,
+        "cells": {},
+    }  # fmt: skip
+    for label in (label for label in more["cells"] if label in fewer["cells"]):
+        if "prompt" in more["cells"][label]:
+            ms = at_depth(label, "prompt", "ms")
+            prompt_of = {"tokens": PROMPT, "ms": ms, "tokens_per_s": round(1e3 * PROMPT / ms, 1)}
+            report["cells"][label] = {"chunk_ms": at_depth(label, "chunk_ms"), "prompt": prompt_of}
+            continue
+        ahead = at_depth(label, "ahead", "step_ms")
+        report["cells"][label] = {
+            "waited": {"step_ms": at_depth(label, "waited", "step_ms")},
+            "ahead": {"step_ms": ahead},
+            "over_floor": round(ahead / floor, 3),
+        }
     return report
 
 
@@ -224,7 +302,9 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row a cell, for docs/benchmarks.md."""
     rows = []
     for label, entry in measured["cells"].items():
-        row: dict[str, Any] = {"shape": measured["shape"], "cell": label}
+        row: dict[str, Any] = {"shape": measured["shape"], "layers": measured["layers"], "cell": label}
+        if "derived_from_layers" in measured:
+            row["derived_from"] = " and ".join(map(str, measured["derived_from_layers"])) + " layers"
         if "prompt" in entry:
             row |= {"step_ms": entry["chunk_ms"], "prompt_ms": entry["prompt"]["ms"]}
             rows.append(row | {"prompt_tokens": PROMPT, "tokens_per_s": entry["prompt"]["tokens_per_s"]})
@@ -236,8 +316,9 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["export", "build", "run"])
-    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("action", choices=["export", "build", "run", "deepen"])
+    parser.add_argument("--directory", type=Path, help="needed but for deepen")
+    parser.add_argument("--results", type=Path, nargs=2, help="deepen: results of run, fewer layers first")
     parser.add_argument("--shape", choices=["0.8b", "2b", "4b", "9b"], default="0.8b")
     parser.add_argument("--layers", type=int, help="fewer layers than published")
     parser.add_argument("--forms", type=json.loads, default={}, help='fields of Forms, such as {"delta": "looped"}')
@@ -246,17 +327,33 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=600)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--kernels", type=Path, help="folder for the kernels in order; needs torch")
+    parser.add_argument(
+        "--kernels-from", type=Path, help="run: another --directory that ran before; takes its JIT cache"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+
+    def shown(measured: Mapping[str, Any]) -> dict[str, Any]:
+        rest = {key: value for key, value in measured.items() if key != "device"}
+        found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured["device"])
+        return {"what": WHAT, **found, "rows": rows_of(rest), "measured": rest}
+
     if args.action == "export":
         export(args.shape, args.directory, cache_tokens=args.cache_tokens, layers=args.layers, forms=args.forms)
         return
     if args.action == "build":
         result = build(args.directory, args.cells)
+    elif args.action == "deepen":
+        parts = [json.loads(path.read_text()) for path in args.results]
+        whole = deepen(*(part["measured"] | {"device": part["device"]} for part in parts))
+        # where it was measured, not where it was put together
+        measured_at = {key: parts[1][key] for key in ("device", "versions", "clocks", "commit") if key in parts[1]}
+        result = shown(whole) | measured_at | {"parts": parts}
     else:
-        measured = run(args.directory, args.cells, args.context, args.steps, args.kernels)
-        found = environment("tensorrt-rtx-cu13", "cuda-bindings", "numpy", device=measured.pop("device"))
-        result = {"what": WHAT, **found, "rows": rows_of(measured), "measured": measured}
+        if args.kernels_from is not None:
+            lend_kernels(args.kernels_from, args.directory)
+        keep: Callable[[Mapping[str, Any]], object] = lambda report: saved(shown(report), args.output)  # noqa: E731
+        result = shown(run(args.directory, args.cells, args.context, args.steps, args.kernels, keep))
     sys.stdout.write(saved(result, args.output))
 
 

@@ -1,12 +1,15 @@
 """Qwen hybrids as TensorRT-RTX engines in float16 on a real GPU: numbers, recurrent state, rollback, captured graphs.
 
-Logits and states are compared with the torch module in float32 (which tests/models compare with Transformers).
+Logits and states are compared with the torch module in float32 (which tests/models compare with Transformers). Of two
+experts whose router logits are nearly equal float16 may take the other; a row so touched is off by up to 0.1, and
+so are rows after it, through the convolutions' windows and the states. `explain` finds out which were taken.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from edgebuild.export import FORMS, export_decoder
 from edgebuild.golden import TOLERANCE, make_golden
 from edgebuild.models import load_decoder
 from edgebuild.models.config import ModelConfig
+from edgebuild.models.moe import SparseMlp
 from edgert import cuda
 from edgert.backends.base import Setup, StepInputs, StepOutputs
 from edgert.backends.tensorrt import TensorRTBackend
@@ -40,6 +44,10 @@ SMALL, LARGE = Cell("prefill", 1, 16, 256), Cell("prefill", 1, 160, 256)  # with
 ONE, DRAFTS, BATCH = Cell("decode", 1, 1, 256), Cell("decode", 1, 4, 256), Cell("decode", 4, 4, 256)
 CELLS = (SMALL, LARGE, ONE, DRAFTS, BATCH)
 LIMIT = TOLERANCE["float16"]
+# of router logits: they reach 20, where float16 has steps of 0.016, and torch's float16 has them up to 0.06 off
+NEAR = 0.1
+ROUNDS = 3  # one row's swaps: it may have one a layer
+REACH = 9  # rows over which three convolutions of 4 carry a row's expert on at full strength
 # a slot's state must be a multiple of the device's alignment; experts enough that a step of a few rows gathers
 # blocks add little to the embedding: float16 itself is else up to 1.6e-2 from float32 on a toy
 SIZES = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 64, "key_dim": 32, "value_dim": 32, "spread": 0.05,
@@ -54,20 +62,40 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Hybrid:
-    """An engine of one family beside its reference."""
+class Swap:
+    """One expert of a row taken in place of another whose router logit is higher by less than NEAR."""
 
-    artifact: Path
-    checkpoint: Any
-    states: tuple[StateSpec, ...]
+    router: int
+    row: int
+    left: int
+    taken: int
 
-    @property
-    def experts(self) -> int:
-        return int(self.checkpoint.config.get("num_experts", 0))
 
-    def reference(self, ids: Sequence[int]) -> tuple[Floats, dict[str, Floats]]:
-        """Logits after every token [n, V], and every state after the last, in float32."""
-        decoder = load_decoder(self.checkpoint, cache_tokens=CACHE)
+class Reference:
+    """The float32 module, with or without swaps."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self.decoder = load_decoder(checkpoint, cache_tokens=CACHE)
+        self._routers = [layer.mlp for layer in self.decoder.layers if isinstance(layer.mlp, SparseMlp)]
+        self._swaps: Sequence[Swap] = ()
+        self.router_logits: dict[int, torch.Tensor] = {}  # of the last run, before its swaps
+        for number, router in enumerate(self._routers):
+            router.gate.register_forward_hook(self._hook(number))
+
+    def _hook(self, number: int) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+        def swap(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+            self.router_logits[number] = logits
+            changed = logits.clone()
+            for each in self._swaps:
+                if each.router == number:
+                    changed[each.row, each.left] = logits[each.row, each.taken] - 1e-3
+            return changed
+
+        return swap
+
+    def run(self, ids: Sequence[int], swaps: Sequence[Swap] = ()) -> tuple[Floats, dict[str, Floats]]:
+        """Logits after every token [n, V], and every state after the last."""
+        decoder, self._swaps = self.decoder, swaps
         with torch.no_grad():
             start = torch.zeros(1, dtype=torch.int64)
             hidden, kept = decoder.backbone(
@@ -77,6 +105,65 @@ class Hybrid:
             after = decoder.commit(kept, start)
         names = [state.name for state in decoder.states()]
         return logits, {name: state[0].float().numpy() for name, state in zip(names, after, strict=True)}
+
+    def near(self, rows: range) -> list[Swap]:
+        """Swaps that rounding may make in these rows of the last run."""
+        found = []
+        for number, router in enumerate(self._routers):
+            for row in rows:
+                logits = self.router_logits[number][row]
+                order = logits.argsort(descending=True).tolist()
+                for left, taken in itertools.product(order[: router.top_k], order[router.top_k :]):
+                    if float(logits[left] - logits[taken]) < NEAR:
+                        found.append(Swap(number, row, left, taken))
+        return found
+
+
+def explain(
+    reference: Reference, ids: Sequence[int], first: int, rows: Sequence[Floats]
+) -> tuple[list[float], list[Swap], dict[str, Floats]]:
+    """Errors of rows first, first + 1, ... against the reference with the swaps that bring each within LIMIT, those
+    swaps, and the states after all `ids`.
+
+    A row within LIMIT of the reference so far adds none. Else those that are near in it and in REACH rows before it are
+    tried, and the best one is kept, up to ROUNDS times. What they do to later rows the reference computes: no row is
+    excused.
+    """
+    swaps: list[Swap] = []
+    errors = []
+    logits, after = reference.run(ids)
+    for row, actual in enumerate(rows, first):
+        error = relative(actual, logits[row])
+        for _ in range(ROUNDS):
+            if error <= LIMIT:
+                break
+            tried = [
+                (relative(actual, reference.run(ids, [*swaps, swap])[0][row]), swap)
+                for swap in reference.near(range(max(0, row - REACH), row + 1))
+                if swap not in swaps
+            ]
+            best, chosen = min(tried, key=lambda each: each[0], default=(error, None))
+            if chosen is None or best >= error:
+                reference.run(ids, swaps)
+                break
+            error = best
+            swaps.append(chosen)
+            logits, after = reference.run(ids, swaps)
+        errors.append(error)
+    return errors, swaps, after
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """An engine of one family beside its reference."""
+
+    artifact: Path
+    checkpoint: Any
+    states: tuple[StateSpec, ...]
+
+    def reference(self, ids: Sequence[int]) -> tuple[Floats, dict[str, Floats]]:
+        """Logits after every token [n, V], and every state after the last, in float32."""
+        return Reference(self.checkpoint).run(ids)
 
     def open(self, **options: Any) -> TensorRTBackend:
         """Warm; the caller closes it."""
@@ -203,16 +290,16 @@ def test_prefill_in_chunks_gives_the_references_logits_and_state(
 
 
 def test_decode_step_by_step_equals_one_shot(hybrid: Hybrid, backend: TensorRTBackend, ids: list[int]) -> None:
-    logits, after = hybrid.reference(ids[:200])
     prefill(backend, ids[:100], [16], SMALL)
-    errors = []
+    rows = []
     for position in range(100, 200):
         outputs = launch(backend, ONE, {0: (position, [ids[position]])})
         assert outputs.logits is not None
-        errors.append(relative(outputs.logits[0, 0], logits[position]))
-    # of experts that are nearly equal rounding chooses: a handful of rows may be further off
-    assert sum(error > LIMIT for error in errors) <= (0 if hybrid.experts == 0 else 3), sorted(errors)[-5:]
-    assert max(errors) <= 10 * LIMIT
+        rows.append(outputs.logits[0, 0].copy())
+    errors, swaps, after = explain(Reference(hybrid.checkpoint), ids[:200], 100, rows)
+    print(f"largest error {max(errors):.1e}, {len(swaps)} nearly equal experts swapped: {swaps}")
+    assert max(errors) <= LIMIT, sorted(errors)[-5:]
+    assert len({swap.row for swap in swaps}) <= 0.1 * len(rows)  # without experts there are none to swap
     check_state(state(backend, hybrid, 0), after)
 
 

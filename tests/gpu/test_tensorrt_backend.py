@@ -240,9 +240,11 @@ def test_memory_is_accounted_for_and_given_back(toy: Toy) -> None:
     assert before - cuda.free_bytes() < 512 << 20  # the context and its kernels stay, nothing grows with use
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("attention", ["native", "written_out"])
 def test_both_formulations_of_attention_are_right_for_every_family(family: str, attention: Any, tmp_path: Path) -> None:
+    """Of full attention. test_hybrids has the hybrids' golden vectors, written out as they are shipped; their attention
+    is Qwen3's behind a gate, and compiling their delta rule a second time takes minutes."""
     toy = make_toy(tmp_path, family, forms=Forms(attention=attention, sampling="branchless", processors=132))
     with toy.backend() as backend:
         check(toy, backend)
