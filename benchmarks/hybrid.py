@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
@@ -194,6 +195,10 @@ def opened(directory: Path, info: Mapping[str, Any], cells: Sequence[Cell]) -> A
     return backend
 
 
+def kernel_list(folder: Path, report: Mapping[str, Any], label: str) -> Path:
+    return folder / f"{report['shape']}-{report['layers']}-{label}.txt"
+
+
 def lend_kernels(source: Path, directory: Path) -> None:
     """What was compiled for another engine (of fewer layers, say) as this one's JIT cache: kernels with the same text
     are not compiled again. jit_s then tells nothing."""
@@ -253,10 +258,44 @@ def run(
             report["cells"][cell.label]["kernels"] = kernel_table(backend, cell, context)
             keep(report)
         kernels.mkdir(parents=True, exist_ok=True)
-        listed = "\n".join(f"{us:.2f} {name}" for name, us in in_order(backend, cell, context))
-        (kernels / f"{info['shape']}-{config.layers}-{cell.label}.txt").write_text(listed)
+        listed = [f"{us:.2f} {name}" for name, us in in_order(backend, cell, context)]
+        kernel_list(kernels, report, cell.label).write_text("\n".join(listed))
+        report["cells"][cell.label]["us_by_part"] = time_by_part(listed, config.layers)
+        keep(report)
     backend.close()
     return report
+
+
+def time_by_part(kernels: Sequence[str], layers: int) -> dict[str, float]:
+    """us a step by part of the model, from its kernels in order ("us name").
+
+    A layer is norm, mixer, norm, feed-forward, and TensorRT makes the norms, with the residual before them, kernels of
+    their own: they part the list. Attention has a softmax, GDN a cumulative sum of its decay. The head and the sampling
+    follow the last feed-forward's activation, some kernels behind it. Raises ValueError where the count of layers is
+    another than the model's.
+    """
+    pieces: list[list[tuple[float, str]]] = [[]]
+    for line in kernels:
+        us, name = line.split(" ", 1)
+        if re.search(r"MulMeanAddSqrtDivMulMulCast_", name):
+            pieces.append([])
+        pieces[-1].append((float(us), name))
+    # from the first product after the last activation's own (down), that is: everything past it is not the layer's
+    last = pieces.pop()
+    products = [place for place, (_, name) in enumerate(last) if "matMul" in name]
+    pieces += [last[: products[1] + 1], last[products[1] + 1 :]]  # gate and up, down; then the rest
+    parts = {"gdn": 0.0, "attention": 0.0, "feed_forward": 0.0, "head_and_rest": 0.0}
+    found = {"gdn": 0, "attention": 0, "feed_forward": 0}
+    for place, piece in enumerate(pieces):
+        names = " ".join(name for _, name in piece)
+        part = "head_and_rest"
+        if 0 < place < len(pieces) - 1:
+            part = "feed_forward" if place % 2 == 0 else "attention" if "MaxrSubExp" in names else "gdn"
+            found[part] += 1
+        parts[part] += sum(us for us, _ in piece)
+    if found["gdn"] + found["attention"] != layers or found["feed_forward"] != layers or "SiluMul" in names:
+        raise ValueError(f"the kernels hold {found}, the model has {layers} layers")
+    return {part: round(us, 1) for part, us in parts.items()}
 
 
 def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,6 +342,8 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for label, entry in measured["cells"].items():
         row: dict[str, Any] = {"shape": measured["shape"], "layers": measured["layers"], "cell": label}
+        if "us_by_part" in entry:
+            row["gdn_share"] = round(entry["us_by_part"]["gdn"] / sum(entry["us_by_part"].values()), 3)
         if "derived_from_layers" in measured:
             row["derived_from"] = " and ".join(map(str, measured["derived_from_layers"])) + " layers"
         if "prompt" in entry:
@@ -316,9 +357,11 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["export", "build", "run", "deepen"])
-    parser.add_argument("--directory", type=Path, help="needed but for deepen")
-    parser.add_argument("--results", type=Path, nargs=2, help="deepen: results of run, fewer layers first")
+    parser.add_argument("action", choices=["export", "build", "run", "deepen", "shares"])
+    parser.add_argument("--directory", type=Path, help="needed but for deepen and shares")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", help="deepen: two results of run, fewer layers first; shares: one"
+    )
     parser.add_argument("--shape", choices=["0.8b", "2b", "4b", "9b"], default="0.8b")
     parser.add_argument("--layers", type=int, help="fewer layers than published")
     parser.add_argument("--forms", type=json.loads, default={}, help='fields of Forms, such as {"delta": "looped"}')
@@ -349,6 +392,14 @@ def main() -> None:
         # where it was measured, not where it was put together
         measured_at = {key: parts[1][key] for key in ("device", "versions", "clocks", "commit") if key in parts[1]}
         result = shown(whole) | measured_at | {"parts": parts}
+    elif args.action == "shares":  # of lists that an earlier run left in --kernels
+        (path,) = args.results
+        result = json.loads(path.read_text())
+        measured = result["measured"]
+        for label, entry in measured["cells"].items():
+            listed = kernel_list(args.kernels, measured, label).read_text().splitlines()
+            entry["us_by_part"] = time_by_part(listed, measured["layers"])
+        result["rows"] = rows_of(measured)
     else:
         if args.kernels_from is not None:
             lend_kernels(args.kernels_from, args.directory)

@@ -12,6 +12,7 @@ import os
 import struct
 import zipfile
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edgert.errors import ArtifactError
 
 BLOCK_BYTES = 4 << 20
 _PROBE_BYTES, _PROBES = 16 << 10, 4
+_AHEAD = 3  # blocks
 _WORTH = 0.8  # of its size: a block that shrinks less is stored as it is
 _PLAN_MAGIC, _ZIP_MAGIC = b"trt", b"PK"
 _LOCAL_HEADER = struct.Struct(
@@ -58,7 +60,8 @@ def is_packed(path: Path) -> bool:
 class PackedPlan:
     """The content of a packed plan by offset. Raises ArtifactError if damaged.
 
-    The manifest's hash guards the file, so stored blocks are read past zipfile, which would sum up and copy them again.
+    The manifest's hash guards the file, so blocks are read past zipfile, which would sum up and copy the stored ones.
+    The next few blocks are read and inflated in threads while TensorRT takes the one before them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,6 +71,8 @@ class PackedPlan:
         except zipfile.BadZipFile as error:
             raise self._damaged(error) from error
         self._file = path.open("rb", buffering=0)
+        self._threads = ThreadPoolExecutor(_AHEAD)
+        self._coming: dict[int, Future[bytes]] = {}
         self._blocks = self._archive.infolist()
         self._number, self._content = -1, b""
         try:
@@ -91,7 +96,9 @@ class PackedPlan:
             return b""
         number, start = divmod(offset, BLOCK_BYTES)
         if number != self._number:
-            self._content, self._number = self._block(number), number
+            near = range(number, min(number + 1 + _AHEAD, len(self._blocks)))
+            self._coming = {each: self._coming.get(each) or self._threads.submit(self._block, each) for each in near}
+            self._content, self._number = self._coming.pop(number).result(), number
         if start == 0 and count >= len(self._content):
             return self._content
         return self._content[start : start + count]
@@ -99,19 +106,22 @@ class PackedPlan:
     def _block(self, number: int) -> bytes:
         block = self._blocks[number]
         try:
-            if block.compress_type != zipfile.ZIP_STORED:
-                return self._archive.read(block)
             header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, block.header_offset)
             magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
             start = block.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            content = os.pread(self._file.fileno(), block.file_size, start)
-        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
+            content = os.pread(self._file.fileno(), block.compress_size, start)
+            if block.compress_type == zipfile.ZIP_DEFLATED:
+                content = zlib.decompress(content, wbits=-zlib.MAX_WBITS, bufsize=BLOCK_BYTES)
+                if zlib.crc32(content) != block.CRC:
+                    raise self._damaged(f"the checksum of block {number}")
+        except (zlib.error, struct.error) as error:
             raise self._damaged(error) from error
         if magic != b"PK\3\4" or len(content) != block.file_size:
             raise self._damaged(f"block {number} is not where it should be")
         return content
 
     def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
         self._file.close()
         self._archive.close()
 
