@@ -21,6 +21,8 @@ TRUST_STEPS = 24
 UNKNOWN_ACCEPTANCE = 0.7
 # Stands for a draft that only the device knows yet: the step that makes it was not read.
 ON_DEVICE = -1
+# Tokens a step are the mean of about so many of a task's latest steps.
+LATEST_STEPS = 16
 # With drafting off, every n-th request of the task drafts all the same, so that a drafter that wins again is noticed.
 PROBE_EVERY = 8
 
@@ -173,6 +175,7 @@ class DraftBook:
         self._followed: dict[int, Role] = {}
         self._drafts: dict[int, tuple[int, ...]] = {}
         self._made: dict[int, list[int]] = {}  # by slot: drafts that each unread step makes, oldest first
+        self._gained: dict[str | None, float] = {}  # by task: tokens a verified step committed lately
 
     def admit(self, slot: int, task: str | None) -> None:
         """A new request takes the slot."""
@@ -222,3 +225,9 @@ class DraftBook:
     def verified(self, task: str | None, proposed: int, accepted: int) -> None:
         self.by_task.setdefault(task, Acceptance()).record(proposed, accepted)
         self.control.record(task, proposed, accepted)
+        before = self._gained.get(task, 1.0)
+        self._gained[task] = before + (1 + accepted - before) / LATEST_STEPS
+
+    def tokens_per_step(self, slot: int, task: str | None) -> float:
+        """That a sequence gets lately; 1 while nothing is drafted for it."""
+        return self._gained.get(task, 1.0) if slot in self._followed else 1.0

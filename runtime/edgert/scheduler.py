@@ -122,6 +122,7 @@ class Crowd:
 
     oldest_ms     how long ago the oldest request without a first token arrived
     slots         slots that sequences may use; active_slots: those that the guards let be active
+    tokens_per_step   that each decoding sequence gets from a step lately, the mean over them
     """
 
     waiting: int = 0
@@ -129,6 +130,7 @@ class Crowd:
     oldest_ms: float = 0.0
     slots: int = 1
     active_slots: int = 1
+    tokens_per_step: float = 1.0
 
 
 NOBODY = Crowd()
@@ -209,6 +211,7 @@ def load_of(limits: Limits, prefilling: Sequence[Prefilling], ready: Sequence[De
         length=max((each.launched_length for each in ready), default=0),
         slots=crowd.slots,
         active_slots=crowd.active_slots,
+        tokens_per_step=crowd.tokens_per_step,
     )
 
 
@@ -246,6 +249,12 @@ def drafts_wanted(limits: Limits, after: Decoding, tempo: Tempo | None) -> int:
     left = after.request.params.max_tokens - after.launched_outputs - 1
     limit = max(0, min(left, limits.context_tokens - after.longest_length - 1))
     return limit if tempo is None or not limits.draft_length else min(limit, tempo.drafts)
+
+
+def tokens_per_step(decoding: Sequence[Decoding], drafts: DraftBook) -> float:
+    """For `Crowd`: the mean over the decoding sequences, 1 where there is none."""
+    gained = [drafts.tokens_per_step(each.slot, each.request.task) for each in decoding]
+    return sum(gained) / len(gained) if gained else 1.0
 
 
 def _plan_chunk(limits: Limits, pace: Pace, prefilling: Sequence[Prefilling]) -> PrefillPlan:

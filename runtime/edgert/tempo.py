@@ -89,6 +89,7 @@ class Load:
     prompt_end       position where a chunk of the largest size would end in the prompt that is furthest
     length           positions of the longest decoding sequence
     slots, active_slots   slots for sequences, and those that the guards let be active
+    tokens_per_step  that a decoding sequence gets from a step lately; more than 1 where drafts are accepted
     """
 
     decoding: int = 0
@@ -101,6 +102,7 @@ class Load:
     length: int = 0
     slots: int = 1
     active_slots: int = 1
+    tokens_per_step: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,9 @@ def decide(rules: Rules, load: Load, before: Tempo) -> Tempo:
 def owed(rules: Rules, tempo: Tempo, chunk_rows: int, load: Load) -> int:
     """Decode steps due after a chunk of `chunk_rows` (0 = none yet): its share of those of a full chunk, by its time.
 
-    At least one for every decoding stream, so that the longest gap is one chunk and one step. A chunk that stretches
-    a gap past itl_p95_ratio owes all of them whatever its size, and so many that such gaps stay below one in twenty.
+    At least one for every decoding stream, so that the longest gap is one chunk and one step. What is owed is a token a
+    step: steps whose drafts are accepted are fewer. A chunk that stretches a gap past itl_p95_ratio owes all of them
+    whatever its size, and so many that such gaps stay below one in twenty.
     """
     if not rules.adaptive or not chunk_rows:
         return max(rules.rounds(load.decoding), tempo.steps)
@@ -160,7 +163,7 @@ def _owed(rules: Rules, steps: int, chunk_rows: int, load: Load) -> int:
         return max(steps, smooth_steps(rules.rounds(load.decoding)))
     part, whole = (rules.chunk_ms(rows, load.prompt_end) for rows in (chunk_rows, largest))
     share = chunk_rows / largest if part is None or not whole else part / whole
-    return max(rules.rounds(load.decoding), round(steps * min(1.0, share)))
+    return max(rules.rounds(load.decoding), round(steps * min(1.0, share) / max(1.0, load.tokens_per_step)))
 
 
 def _rough(rules: Rules, load: Load, chunk_rows: int) -> bool:

@@ -30,6 +30,7 @@ from edgert.scheduler import (
     drafts_wanted,
     plan_step,
     propose,
+    tokens_per_step,
 )
 from edgert.slots import SlotTable
 from edgert.step import cut, decode_inputs, prefill_inputs, read_row
@@ -146,7 +147,7 @@ class Worker:
             self._pace,
             prefilling,
             decoding,
-            crowd=self._crowd(prefilling),
+            crowd=self._crowd(prefilling, decoding),
             drafts=self._propose(decoding),
         )
         if isinstance(plan, PrefillPlan):
@@ -158,7 +159,7 @@ class Worker:
             self._collect()
             nothing_to_launch = False
 
-    def _crowd(self, prefilling: Sequence[Prefilling]) -> Crowd:
+    def _crowd(self, prefilling: Sequence[Prefilling], decoding: Sequence[Decoding]) -> Crowd:
         """What the tempo depends on beside the slots; only looked up where a prompt is read, or drafts may be cut."""
         slots = self._slots.usable
         active = slots if self.guard is None else self.guard.verdict.active_slots
@@ -172,6 +173,7 @@ class Worker:
             oldest_ms=(self._clock() - oldest_s) * 1e3,
             slots=slots,
             active_slots=active,
+            tokens_per_step=tokens_per_step(decoding, self.drafts),
         )
 
     def fail(self, error: Exception) -> None:

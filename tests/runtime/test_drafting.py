@@ -344,6 +344,23 @@ def test_a_losing_task_is_switched_off_alone_probed_and_switched_on_again() -> N
     assert control.lengths()["story"][1] > 0
 
 
+def test_tokens_a_step_follow_what_is_accepted_by_task_and_are_one_where_nothing_is_drafted() -> None:
+    book = DraftBook(DraftControl(3))
+    for slot, task in enumerate(("json", "story")):
+        book.admit(slot, task)
+    assert book.tokens_per_step(0, "json") == 1.0
+    for _ in range(200):
+        book.verified("json", 3, 2)
+        book.verified("story", 3, 0)
+    assert book.tokens_per_step(0, "json") == pytest.approx(3.0, abs=1e-3)
+    assert book.tokens_per_step(1, "story") == 1.0
+    for _ in range(16):
+        book.verified("json", 3, 0)
+    assert 1.5 < book.tokens_per_step(0, "json") < 2.0
+    book.launched(0, primed=False, made=0)  # the drafter lost it
+    assert book.tokens_per_step(0, "json") == 1.0
+
+
 def test_acceptance_is_told_with_the_answer_by_chat_and_by_bench() -> None:
     with Engine(lambda: make_drafting(truth(), 3)) as engine:
         done = [engine.submit([3, n], max_tokens=9, task="json" if n else None).result(60) for n in range(2)]

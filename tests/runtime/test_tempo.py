@@ -62,6 +62,7 @@ def loads(draw: st.DrawFn) -> Load:
         length=draw(st.integers(0, 2048)),
         slots=slots,
         active_slots=draw(st.integers(1, slots)),
+        tokens_per_step=draw(st.sampled_from([1.0, 1.0, 1.3, 2.6, 4.0])),
     )
 
 
@@ -184,6 +185,16 @@ def test_a_small_chunk_owes_its_share_of_the_steps(rows: int, steps: int) -> Non
     rules = Rules(CHUNKS, batches=(1, 2, 4), ratio=Ratio(4, 8, 8))
     assert owed(rules, Tempo(512, 8, 0), rows, Load(decoding=3)) == steps
     assert owed(replace(rules, adaptive=False), Tempo(512, 8, 0), rows, Load(decoding=3)) == 8
+
+
+@pytest.mark.parametrize(("gained", "steps"), [(1.0, 8), (1.6, 5), (2.5, 3), (9.0, 1)])
+def test_accepted_drafts_are_tokens_so_fewer_steps_are_owed(gained: float, steps: int) -> None:
+    rules = Rules((128, 512), (4,), ratio=Ratio(4, 8, 8), draft_length=3)
+    load = Load(decoding=3, tokens_per_step=gained)
+    assert owed(rules, Tempo(512, 8, 3), 512, load) == steps
+    assert owed(replace(rules, adaptive=False), Tempo(512, 8, 3), 512, load) == 8
+    smooth = replace(rules, targets=Targets(itl_p95_ratio=1.5))  # is counted in gaps, whatever comes in each
+    assert owed(smooth, Tempo(512, 8, 3), 512, load) >= 20
 
 
 def test_streams_that_do_not_fit_into_one_batch_each_get_a_step() -> None:

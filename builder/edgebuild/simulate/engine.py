@@ -19,7 +19,17 @@ from edgert.costs import require_costs
 from edgert.drafting import DraftBook
 from edgert.requests import Decoding, InFlight, Prefilling, Request, Waiting
 from edgert.sampling import SamplingParams
-from edgert.scheduler import CollectPlan, Crowd, DecodePlan, Pace, PrefillPlan, drafts_wanted, plan_step, propose
+from edgert.scheduler import (
+    CollectPlan,
+    Crowd,
+    DecodePlan,
+    Pace,
+    PrefillPlan,
+    drafts_wanted,
+    plan_step,
+    propose,
+    tokens_per_step,
+)
 
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
 from edgebuild.simulate.setting import Setting, draft_control
@@ -116,7 +126,7 @@ class _Loop:
         self.admit(allowed)
         prefilling = [state for state in self.active.values() if isinstance(state, Prefilling)]
         decoding = [state for state in self.active.values() if isinstance(state, Decoding)]
-        crowd = self.crowd(prefilling, allowed)
+        crowd = self.crowd(prefilling, decoding, allowed)
         drafts = propose(self.limits, decoding, self.drafts) if self.drafting else None
         plan = plan_step(self.limits, self.pace, prefilling, decoding, crowd=crowd, drafts=drafts)
         if isinstance(plan, PrefillPlan):
@@ -171,7 +181,7 @@ class _Loop:
             self.active[slot] = Waiting(request).admit(slot)
         self.result.most_waiting = max(self.result.most_waiting, len(self.waiting))
 
-    def crowd(self, prefilling: Sequence[Prefilling], allowed: int) -> Crowd:
+    def crowd(self, prefilling: Sequence[Prefilling], decoding: Sequence[Decoding], allowed: int) -> Crowd:
         if not prefilling:
             return Crowd(slots=self.setting.slots, active_slots=allowed)
         oldest_s = min(each.request.arrival_s for each in prefilling)
@@ -181,6 +191,7 @@ class _Loop:
             oldest_ms=(self.now_s - oldest_s) * 1e3,
             slots=self.setting.slots,
             active_slots=allowed,
+            tokens_per_step=tokens_per_step(decoding, self.drafts),
         )
 
     def launch_chunk(self, plan: PrefillPlan) -> None:
