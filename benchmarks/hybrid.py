@@ -1,4 +1,5 @@
-"""Qwen3.5 shapes on a GPU: decode steps of 1 and of 4 rows against the bandwidth floor, prefill, what the kernels are.
+"""Qwen3.5 shapes on a GPU: decode steps of 1 and of 4 rows against the bandwidth floor, with and without three drafts;
+prefill; what the kernels are.
 
 python benchmarks/hybrid.py export --shape 0.8b --directory D    (torch; any machine)
 python benchmarks/hybrid.py build  --directory D                 (TensorRT-RTX, onnx)
@@ -24,12 +25,13 @@ from typing import Any
 import numpy as np
 from common import copy_bandwidth, weights_size
 from decode import kernel_table, parse_cell, prefill_ms, steps_of
+from drafting import step_ms
 from edgert.cells import Cell
 from environment import environment, saved
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "data" / "configs"
 CELLS = (Cell("decode", 1, 1, 768), Cell("decode", 1, 4, 768), Cell("prefill", 1, 512, 2048))
-PROMPT = 2048
+PROMPT, DRAFTS = 2048, 3
 WHAT = "Qwen3.5 shapes, random weights, float16, batch 1, 600-700 tokens of context; host one step ahead, captured"
 
 
@@ -43,14 +45,18 @@ def read_config(shape: str, layers: int | None) -> Any:
     return ModelConfig.from_hf(raw)
 
 
-def export(shape: str, directory: Path, *, cache_tokens: int, layers: int | None, forms: Mapping[str, str]) -> None:
-    """decoder.onnx in float16 with a data file of the right size and no content (sparse), and info.json."""
+def export(
+    shape: str, directory: Path, *, cache_tokens: int, layers: int | None, forms: Mapping[str, Any], draft_tokens: int
+) -> None:
+    """decoder.onnx in float16 with a data file of the right size and no content (sparse), and info.json; mtp.onnx with
+    `draft_tokens` tokens that may be drafted, 0 = none."""
     from dataclasses import replace
 
     import onnx_ir
     import torch
-    from edgebuild.export import FORMS, decoder, weights
+    from edgebuild.export import FORMS, decoder, mtp, weights
     from edgebuild.models.decoder import Decoder
+    from edgebuild.models.mtp_config import expected_mtp_tensors
 
     class Sparse(weights.WeightFile):
         def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
@@ -71,34 +77,42 @@ def export(shape: str, directory: Path, *, cache_tokens: int, layers: int | None
     with torch.device("meta"):
         module = Decoder(config, cache_tokens=cache_tokens, token_limit=config.vocabulary_size, dtype=torch.float16)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    shapes |= expected_mtp_tensors(config)
 
     class Nothing:
         def read(self, name: str) -> torch.Tensor:
             return torch.zeros((), dtype=torch.float16).expand(shapes[name])
 
     directory.mkdir(parents=True, exist_ok=True)
-    before, decoder.WeightFile = decoder.WeightFile, Sparse
+    before, decoder.WeightFile, mtp.WeightFile = decoder.WeightFile, Sparse, Sparse
+    chosen, common = replace(FORMS["tensorrt-rtx"], **forms), {"cache_tokens": cache_tokens, "precision": "float16"}
+    drafter: Any = ()
     try:
+        if draft_tokens:
+            own = replace(chosen, processors=0)  # as a build leaves the drafter's products
+            made = mtp.export_mtp(config, Nothing(), directory, draft_tokens=range(draft_tokens), forms=own, **common)
+            drafter = made.states
         graph = decoder.export_decoder(
-            config, Nothing(), directory, cache_tokens=cache_tokens, token_limit=config.vocabulary_size,
-            precision="float16", forms=replace(FORMS["tensorrt-rtx"], **forms),
+            config, Nothing(), directory, token_limit=config.vocabulary_size, forms=chosen,
+            drafting=bool(draft_tokens), **common,
         )  # fmt: skip
     finally:
-        decoder.WeightFile = before
-    states = [(s.name, s.kind, s.dtype, s.shape) for s in graph.states]
+        decoder.WeightFile = mtp.WeightFile = before
+    states, drafts = ([(s.name, s.kind, s.dtype, s.shape) for s in each] for each in (graph.states, drafter))
     info = {"shape": shape, "layers": config.layers, "cache_tokens": cache_tokens, "states": states}
+    info |= {"draft_states": drafts}
     (directory / "info.json").write_text(json.dumps(info))
 
 
-def fill(directory: Path, seed: int = 0) -> None:
-    """Random content for every external tensor, in its own type."""
+def fill(graph: Path, seed: int = 0) -> None:
+    """Random content for every external tensor of an ONNX file, in its own type."""
     import onnx
 
-    model = onnx.load(str(directory / "decoder.onnx"), load_external_data=False)
+    model = onnx.load(str(graph), load_external_data=False)
     rng = np.random.default_rng(seed)
     noise = (rng.standard_normal(1 << 22) * 0.02).astype(np.float32)
     halves = noise.astype(np.float16)
-    with (directory / "decoder.weights").open("wb") as file:
+    with graph.with_suffix(".weights").open("wb") as file:
         for tensor in model.graph.initializer:
             place = {entry.key: entry.value for entry in tensor.external_data}
             if not place:
@@ -114,12 +128,15 @@ def fill(directory: Path, seed: int = 0) -> None:
 
 
 def build(directory: Path, cells: Sequence[Cell]) -> dict[str, Any]:
-    from edgebuild.engine.tensorrt import build_engine
+    from edgebuild.engine.tensorrt import build_drafter_engine, build_engine
 
-    fill(directory)
-    plan = directory / "decoder.plan"
-    plan.unlink(missing_ok=True)
-    built = build_engine(directory / "decoder.onnx", plan, cells)
+    for graph in directory.glob("*.onnx"):
+        fill(graph)
+        graph.with_suffix(".plan").unlink(missing_ok=True)
+    built = build_engine(directory / "decoder.onnx", directory / "decoder.plan", cells)
+    if (drafter := directory / "mtp.onnx").exists():
+        cache_tokens = json.loads((directory / "info.json").read_text())["cache_tokens"]
+        build_drafter_engine(drafter, directory / "mtp.plan", cells, draft_length=DRAFTS, cache_tokens=cache_tokens)
     result = {
         "build_s": round(built.seconds, 1),
         "plan_mb": round(built.plan_bytes / 1e6, 1),
@@ -187,10 +204,16 @@ def opened(directory: Path, info: Mapping[str, Any], cells: Sequence[Cell]) -> A
     from edgert.backends.tensorrt import TensorRTBackend
     from edgert.manifest_records import StateSpec
 
-    states = tuple(StateSpec(n, n + ".out", dtype, kind, tuple(shape)) for n, kind, dtype, shape in info["states"])
+    states, drafts = (
+        tuple(StateSpec(n, n + ".out", dtype, kind, tuple(shape)) for n, kind, dtype, shape in info.get(key, ()))
+        for key in ("states", "draft_states")
+    )
     vocabulary = read_config(info["shape"], info["layers"]).vocabulary_size
     options = {"flavour": "tensorrt-rtx"}
-    backend = TensorRTBackend(Setup(directory, tuple(cells), 1, info["cache_tokens"], vocabulary, states, options))
+    drafting = {"draft_length": DRAFTS, "draft_states": drafts} if drafts else {}
+    backend = TensorRTBackend(
+        Setup(directory, tuple(cells), 1, info["cache_tokens"], vocabulary, states, options, **drafting)
+    )
     backend.warm_up()
     return backend
 
@@ -251,6 +274,8 @@ def run(
             entry["waited"] = steps_of(backend, cell, context, count, ahead=False)
             entry["ahead"] = steps_of(backend, cell, context, count, ahead=True)
             entry["over_floor"] = round(entry["ahead"]["step_ms"] / floor, 3)
+            if info.get("draft_states") and cell.query_rows > DRAFTS:
+                entry["drafting_ms"] = round(step_ms(backend, cell, DRAFTS, count, ahead=True), 4)
         keep(report)
     for cell in cells if kernels is not None else ():
         assert kernels is not None
@@ -334,6 +359,8 @@ def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
             "ahead": {"step_ms": ahead},
             "over_floor": round(ahead / floor, 3),
         }
+        if "drafting_ms" in more["cells"][label]:
+            report["cells"][label]["drafting_ms"] = at_depth(label, "drafting_ms")
     return report
 
 
@@ -351,6 +378,8 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
             rows.append(row | {"prompt_tokens": PROMPT, "tokens_per_s": entry["prompt"]["tokens_per_s"]})
             continue
         row |= {"step_ms": entry["ahead"]["step_ms"], "waited_ms": entry["waited"]["step_ms"]}
+        if "drafting_ms" in entry:
+            row["with_3_drafts_ms"] = entry["drafting_ms"]
         rows.append(row | {"floor_ms": measured["floor_ms"], "over_floor": entry["over_floor"]})
     return rows
 
@@ -364,7 +393,10 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=["0.8b", "2b", "4b", "9b"], default="0.8b")
     parser.add_argument("--layers", type=int, help="fewer layers than published")
-    parser.add_argument("--forms", type=json.loads, default={}, help='fields of Forms, such as {"delta": "looped"}')
+    parser.add_argument(
+        "--forms", type=json.loads, default={"processors": 132}, help='fields of Forms, such as {"delta": "looped"}'
+    )
+    parser.add_argument("--draft-tokens", type=int, default=32768, help="export: that may be drafted; 0 = no drafter")
     parser.add_argument("--cache-tokens", type=int, default=2560)
     parser.add_argument("--cells", nargs="+", type=parse_cell, default=list(CELLS))
     parser.add_argument("--context", type=int, default=600)
@@ -382,7 +414,8 @@ def main() -> None:
         return {"what": WHAT, **found, "rows": rows_of(rest), "measured": rest}
 
     if args.action == "export":
-        export(args.shape, args.directory, cache_tokens=args.cache_tokens, layers=args.layers, forms=args.forms)
+        sizes = {"cache_tokens": args.cache_tokens, "layers": args.layers, "draft_tokens": args.draft_tokens}
+        export(args.shape, args.directory, forms=args.forms, **sizes)
         return
     if args.action == "build":
         result = build(args.directory, args.cells)

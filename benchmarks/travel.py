@@ -276,7 +276,7 @@ def fill_shape(folder: Path) -> None:
     hybrids = "layers" in json.loads((folder / "info.json").read_text())
     for graph in sorted(folder.glob("**/*.onnx")):
         if hybrids:
-            hybrid.fill(folder)
+            hybrid.fill(graph)
         else:
             fill_weights(graph, graph.with_suffix(".weights"))
 
