@@ -60,6 +60,7 @@ class HostStream:
         self.do(lambda: ctypes.memmove(target, source, size) and None)
 
     def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        assert width <= min(target_pitch, source_pitch), "cudaMemcpy2DAsync refuses a pitch below the width"
         for row in range(rows):
             self.copy(target + row * target_pitch, source + row * source_pitch, width, None)
 

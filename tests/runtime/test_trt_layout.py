@@ -52,6 +52,14 @@ def test_a_step_is_written_whole_and_its_padding_stays_zero(batch: int, rows: in
     assert not views["uniform"][:, rows:].any()
 
 
+@given(batch=st.integers(1, 40), drafts=st.integers(1, 6))
+def test_drafts_lie_a_constant_distance_apart_that_holds_a_row_of_them(batch: int, drafts: int) -> None:
+    layout = step_layout(batch, 1 + drafts, 1 + drafts, draft_length=drafts)
+    places = [field.offset for field in layout.draft_fields(drafts)]
+    assert places == [places[0] + n * layout.draft_pitch for n in range(drafts)]
+    assert layout.draft_pitch >= layout.outputs["draft.0"].size  # one draft alone is copied as a row, too
+
+
 def test_outputs_are_cut_to_the_cell_and_do_not_change_when_the_block_is_used_again() -> None:
     layout = step_layout(2, 4, 4)
     block = np.zeros(layout.outputs.size, np.uint8)

@@ -20,7 +20,7 @@ def build_plans(onnx: Path, target: Path, manifest: Manifest, stages: Stages) ->
     common: dict[str, Any] = {
         "flavour": manifest.backend.name,
         "compute_capabilities": manifest.backend.compute_capabilities,
-        "packed": True,
+        "packed": manifest.backend.name == "tensorrt-rtx",  # whose plans hold text, and which has a stream reader
     }
     with stages.stage(f"{manifest.backend.name} engine") as report:
         engine = build_engine(
@@ -52,8 +52,8 @@ def _fractions(report: Callable[[float], None]) -> Callable[[str, int, int], boo
 
 def _about(engine: EngineBuild) -> str:
     over = engine.plan_bytes / max(engine.weight_bytes, 1)
+    packed = f" ({engine.unpacked_bytes:,} before packing)" if engine.plan_bytes < engine.unpacked_bytes else ""
     return (
-        f"{engine.path.name}: {engine.plan_bytes:,} bytes = {over:.2f} x the weights ({engine.unpacked_bytes:,} before "
-        f"packing), "
+        f"{engine.path.name}: {engine.plan_bytes:,} bytes = {over:.2f} x the weights{packed}, "
         f"{len(engine.shapes)} optimization profiles, {engine.layers} layers"
     )

@@ -46,9 +46,6 @@ class Block:
     def __getitem__(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
 
-    def __contains__(self, name: str) -> bool:
-        return any(field.name == name for field in self.fields)
-
     def views(self, block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
         return {field.name: field.view(block) for field in self.fields}
 
@@ -69,8 +66,12 @@ class StepLayout:
 
     @property
     def draft_pitch(self) -> int:
-        """Bytes from the field of one draft to that of the next."""
-        return self.outputs["draft.1"].offset - self.outputs["draft.0"].offset if "draft.1" in self.outputs else 0
+        """Bytes from the field of one draft to that of the next, where there is one."""
+        return _aligned(self.outputs["draft.0"].size)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
@@ -78,7 +79,7 @@ def _block(*tensors: tuple[str, str, tuple[int, ...]]) -> Block:
     for name, dtype, shape in tensors:
         field = Field(name, dtype, shape, offset)
         fields.append(field)
-        offset += -(-field.size // ALIGNMENT) * ALIGNMENT
+        offset += _aligned(field.size)
     return Block(tuple(fields), offset)
 
 

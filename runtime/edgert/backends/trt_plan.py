@@ -23,9 +23,8 @@ _PROBE_BYTES, _PROBES = 16 << 10, 4
 _AHEAD = 3  # blocks
 _WORTH = 0.8  # of its size: a block that shrinks less is stored as it is
 _PLAN_MAGIC, _ZIP_MAGIC = b"trt", b"PK"
-_LOCAL_HEADER = struct.Struct(
-    "<4s22xHH"
-)  # of a zip member: magic, ..., length of name and of extra field; data follows
+# of a zip member: magic, ..., length of name and of extra field; the data follows those
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 def pack_plan(content: Any, path: Path) -> int:
@@ -60,20 +59,20 @@ def is_packed(path: Path) -> bool:
 class PackedPlan:
     """The content of a packed plan by offset. Raises ArtifactError if damaged.
 
-    The manifest's hash guards the file, so blocks are read past zipfile, which would sum up and copy the stored ones.
+    The manifest's hash guards the file, so zipfile gives the index alone: it would sum up and copy the stored blocks.
     The next few blocks are read and inflated in threads while TensorRT takes the one before them.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._archive = zipfile.ZipFile(path)
+            with zipfile.ZipFile(path) as archive:
+                self._blocks = archive.infolist()
         except zipfile.BadZipFile as error:
             raise self._damaged(error) from error
         self._file = path.open("rb", buffering=0)
         self._threads = ThreadPoolExecutor(_AHEAD)
         self._coming: dict[int, Future[bytes]] = {}
-        self._blocks = self._archive.infolist()
         self._number, self._content = -1, b""
         try:
             self.size = self._check()
@@ -123,7 +122,6 @@ class PackedPlan:
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._file.close()
-        self._archive.close()
 
     def _damaged(self, why: object) -> ArtifactError:
         return ArtifactError(f"{self._path.name} is damaged: {why}", hint="copy the artifact again, or rebuild it")
