@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,31 +113,11 @@ def export_shape(
 
     draft_tokens: with a drafter in `mtp-N`/mtp.onnx for each number of tokens that may be drafted.
     """
-    import onnx_ir
     import torch
-    from edgebuild.export import Forms, decoder, mtp, weights
+    from edgebuild.export import Forms, decoder, mtp
     from edgebuild.models.config import ModelConfig
     from edgebuild.models.decoder import Decoder
     from edgebuild.models.mtp_config import expected_mtp_tensors
-
-    class Sparse(weights.WeightFile):
-        def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
-            offset, size = -(-self._file.tell() // 4096) * 4096, tensor.numel() * tensor.element_size()
-            self._file.seek(offset + size)
-            self.bytes_written += size
-            return onnx_ir.ExternalTensor(
-                self.path.name,
-                offset,
-                size,
-                onnx_ir.DataType.FLOAT16,
-                shape=onnx_ir.Shape(tuple(tensor.shape)),
-                name=name,
-                base_dir=str(self.path.parent),
-            )
-
-        def __exit__(self, *_: Any) -> None:
-            self._file.truncate(self._file.tell())
-            self._file.close()
 
     config = ModelConfig.from_hf(shape.config())
     with torch.device("meta"):
@@ -150,9 +131,8 @@ def export_shape(
 
     directory.mkdir(parents=True, exist_ok=True)
     forms = Forms(attention=attention, sampling=sampling, **choices)
-    before, decoder.WeightFile, mtp.WeightFile = decoder.WeightFile, Sparse, Sparse
     drafter: Any = ()
-    try:
+    with sparse_weights():
         for count in draft_tokens:
             (directory / f"mtp-{count}").mkdir(exist_ok=True)
             drafter = mtp.export_mtp(
@@ -174,12 +154,42 @@ def export_shape(
             forms=forms,
             drafting=bool(draft_tokens),
         )
-    finally:
-        decoder.WeightFile = mtp.WeightFile = before
     states, drafts = (tuple((s.name, s.kind, s.shape) for s in each) for each in (graph.states, drafter))
     info = Exported(shape.name, cache_tokens, states, drafts)
     info.save(directory)
     return info
+
+
+@contextmanager
+def sparse_weights() -> Iterator[None]:
+    """Exports inside write weight files of the right size that hold the rope tables and nothing else (sparse): the
+    graph folds what it makes of those tables into constants of its own."""
+    import onnx_ir
+    import torch
+    from edgebuild.export import decoder, mtp, weights
+
+    kinds = {torch.float32: onnx_ir.DataType.FLOAT, torch.float16: onnx_ir.DataType.FLOAT16}
+
+    class Sparse(weights.WeightFile):
+        def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
+            if name.startswith("rope_"):
+                return super().append(name, tensor)
+            offset, size = -(-self._file.tell() // 4096) * 4096, tensor.numel() * tensor.element_size()
+            self._file.seek(offset + size)
+            self.bytes_written += size
+            shape = onnx_ir.Shape(tuple(tensor.shape))
+            place = {"name": name, "base_dir": str(self.path.parent)}
+            return onnx_ir.ExternalTensor(self.path.name, offset, size, kinds[tensor.dtype], shape=shape, **place)
+
+        def __exit__(self, *_: Any) -> None:
+            self._file.truncate(self._file.tell())
+            self._file.close()
+
+    before, decoder.WeightFile, mtp.WeightFile = decoder.WeightFile, Sparse, Sparse
+    try:
+        yield
+    finally:
+        decoder.WeightFile = mtp.WeightFile = before
 
 
 def fill_weights(onnx_path: Path, weights_path: Path, *, seed: int = 0) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import copy_bandwidth, weights_size
+from common import copy_bandwidth, sparse_weights, weights_size
 from decode import kernel_table, parse_cell, prefill_ms, steps_of
 from drafting import step_ms
 from edgert.cells import Cell
@@ -52,26 +52,10 @@ def export(
     `draft_tokens` tokens that may be drafted, 0 = none."""
     from dataclasses import replace
 
-    import onnx_ir
     import torch
-    from edgebuild.export import FORMS, decoder, mtp, weights
+    from edgebuild.export import FORMS, decoder, mtp
     from edgebuild.models.decoder import Decoder
     from edgebuild.models.mtp_config import expected_mtp_tensors
-
-    class Sparse(weights.WeightFile):
-        def append(self, name: str, tensor: torch.Tensor) -> onnx_ir.ExternalTensor:
-            offset, size = -(-self._file.tell() // 4096) * 4096, tensor.numel() * tensor.element_size()
-            self._file.seek(offset + size)
-            self.bytes_written += size
-            kind = onnx_ir.DataType.FLOAT if tensor.dtype == torch.float32 else onnx_ir.DataType.FLOAT16
-            return onnx_ir.ExternalTensor(
-                self.path.name, offset, size, kind, shape=onnx_ir.Shape(tuple(tensor.shape)), name=name,
-                base_dir=str(self.path.parent),
-            )  # fmt: skip
-
-        def __exit__(self, *_: Any) -> None:
-            self._file.truncate(self._file.tell())
-            self._file.close()
 
     config = read_config(shape, layers)
     with torch.device("meta"):
@@ -84,10 +68,9 @@ def export(
             return torch.zeros((), dtype=torch.float16).expand(shapes[name])
 
     directory.mkdir(parents=True, exist_ok=True)
-    before, decoder.WeightFile, mtp.WeightFile = decoder.WeightFile, Sparse, Sparse
     chosen, common = replace(FORMS["tensorrt-rtx"], **forms), {"cache_tokens": cache_tokens, "precision": "float16"}
     drafter: Any = ()
-    try:
+    with sparse_weights():
         if draft_tokens:
             own = replace(chosen, processors=0)  # as a build leaves the drafter's products
             made = mtp.export_mtp(config, Nothing(), directory, draft_tokens=range(draft_tokens), forms=own, **common)
@@ -96,8 +79,6 @@ def export(
             config, Nothing(), directory, token_limit=config.vocabulary_size, forms=chosen,
             drafting=bool(draft_tokens), **common,
         )  # fmt: skip
-    finally:
-        decoder.WeightFile = mtp.WeightFile = before
     states, drafts = ([(s.name, s.kind, s.dtype, s.shape) for s in each] for each in (graph.states, drafter))
     info = {"shape": shape, "layers": config.layers, "cache_tokens": cache_tokens, "states": states}
     info |= {"draft_states": drafts}
