@@ -11,6 +11,7 @@ most half as long and decode steps run in between. Closed loop, prompts of one l
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ def main() -> None:
             args.artifact, overrides, args.prompt, args.output_tokens, args.requests, args.repeats, sampling
         )
         rows += [{"model": manifest.model.name, "variant": name, **rounded(row)} for row in made]
+        for row in rows[-len(made) :]:
+            sys.stderr.write(f"{row['variant']}, {row['concurrency']} at once: {row['tokens_per_s']} tokens/s\n")
     settings = {"prompt_tokens": args.prompt, "output_tokens": args.output_tokens, "repeats": args.repeats, **sampling}
     finish(args.output, {"what": WHAT, "rows": rows, "settings": settings}, engine_says=says)
 

@@ -1,7 +1,7 @@
 """How long an artifact takes from a fresh process to ready: without a JIT cache, with one, with a damaged one; and
 whether its first request is as quick as its tenth (case G1), and what a budget of graphs leaves eager (case G3).
 
-python benchmarks/start.py --artifact ARTIFACT [--graphs 4] --output benchmarks/results/start.json
+python benchmarks/start.py --artifact ARTIFACT [--graphs 4] [--options '{"enable_mtp": false}'] --output start.json
 
 Each start is a process of its own, so that nothing of CUDA or of compiled kernels is left from the one before. The
 artifact's cache folders are removed first. "ready_s" is from the start of the process; "load_s" is `Engine.load`.
@@ -23,8 +23,8 @@ REQUESTS, PROMPT, OUTPUT = 10, 256, 4
 WHAT = "a fresh process to an engine that is ready, and the time to first token of its first and tenth request"
 
 
-def child(artifact: Path, began_s: float, graphs: int | None) -> dict[str, Any]:
-    """One start in this process. began_s: time.time() of the parent just before it."""
+def child(artifact: Path, began_s: float, options: dict[str, Any]) -> dict[str, Any]:
+    """One start in this process. began_s: time.time() of the parent just before it; options: of `Engine.load`."""
     warnings: list[str] = []
 
     class Keep(logging.Handler):
@@ -35,7 +35,6 @@ def child(artifact: Path, began_s: float, graphs: int | None) -> dict[str, Any]:
     from edgert.engine import Engine
 
     imported = time.time()
-    options = {} if graphs is None else {"max_graphs": graphs}
     with Engine.load(artifact, **options) as engine:
         ready = time.time()
         prompt = [3 + place % 97 for place in range(min(PROMPT, engine.context_tokens - OUTPUT))]
@@ -53,6 +52,7 @@ def child(artifact: Path, began_s: float, graphs: int | None) -> dict[str, Any]:
         "load_s": ready - imported,
         **{f"backend_{name}": value for name, value in (says.get("timings") or {}).items()},
         "jit_cache": says.get("jit_cache"),
+        "cells": says.get("cells"),
         "graphs": says.get("graphs"),
         "fallbacks": len(says.get("fallbacks") or ()),
         "eager_launches": says.get("eager_launches"),
@@ -72,9 +72,9 @@ def caches(artifact: Path) -> list[Path]:
     return [file for folder in trt_cache.places(artifact) for file in sorted(folder.glob("*.jit"))]
 
 
-def start(artifact: Path, label: str, graphs: int | None = None) -> dict[str, Any]:
+def start(artifact: Path, label: str, **options: Any) -> dict[str, Any]:
     command = [sys.executable, __file__, "--artifact", str(artifact), "--child", repr(time.time())]
-    command += [] if graphs is None else ["--graphs", str(graphs)]
+    command += ["--options", json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     if done.returncode:
         raise SystemExit(f"{label}: the engine did not start: {done.stderr[-2000:]}")
@@ -88,11 +88,16 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path, required=True)
     parser.add_argument("--graphs", type=int, help="one more start with a budget of this many captured graphs")
     parser.add_argument("--warm-only", action="store_true", help="cold and warm, no damaged cache")
+    parser.add_argument(
+        "--options",
+        type=json.loads,
+        help="one more warm start with these options of Engine.load, as JSON",
+    )
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.child is not None:
-        sys.stdout.write(json.dumps(child(args.artifact, args.child, args.graphs)) + "\n")
+        sys.stdout.write(json.dumps(child(args.artifact, args.child, args.options)) + "\n")
         return
     for file in caches(args.artifact):
         file.unlink()
@@ -102,7 +107,9 @@ def main() -> None:
         runs.append(start(args.artifact, "damaged cache"))
         runs.append(start(args.artifact, "after the damage"))
     if args.graphs is not None:
-        runs.append(start(args.artifact, f"{args.graphs} graphs at most", args.graphs))
+        runs.append(start(args.artifact, f"{args.graphs} graphs at most", max_graphs=args.graphs))
+    if args.options is not None:
+        runs.append(start(args.artifact, f"warm, {json.dumps(args.options)}", **args.options))
     from serving import finish, load_manifest, rounded
 
     name = load_manifest(args.artifact).model.name

@@ -71,7 +71,8 @@ class RuntimeConfig:
         return self.mtp_num_heads if self.enable_mtp else 0
 
     def select_cells(self, manifest: Manifest) -> tuple[Cell, ...]:
-        """The artifact's cells that this configuration may launch. A tier past one that serves the context is none."""
+        """The artifact's cells that this configuration may launch. Left out is what another serves as well: a tier past
+        one that serves the context, more rows to verify than there are drafts."""
         allowed = [
             cell
             for cell in manifest.cells
@@ -81,15 +82,20 @@ class RuntimeConfig:
                 else cell.batch in self.graph_batch_sizes and cell.kv_tier in self.kv_tiers
             )
         ]
-        enough: dict[tuple[str, int, int], int] = {}
+        tier: dict[tuple[str, int, int], int] = {}
+        rows: dict[tuple[int, int], int] = {}
         for cell in allowed:
             if cell.kv_tier >= self.context_tokens:
                 shape = (cell.kind, cell.batch, cell.query_rows)
-                enough[shape] = min(cell.kv_tier, enough.get(shape, cell.kv_tier))
+                tier[shape] = min(cell.kv_tier, tier.get(shape, cell.kv_tier))
+            if cell.kind == "decode" and cell.query_rows > self.draft_length:
+                place = (cell.batch, cell.kv_tier)
+                rows[place] = min(cell.query_rows, rows.get(place, cell.query_rows))
         return tuple(
             cell
             for cell in allowed
-            if cell.kv_tier <= enough.get((cell.kind, cell.batch, cell.query_rows), cell.kv_tier)
+            if cell.kv_tier <= tier.get((cell.kind, cell.batch, cell.query_rows), cell.kv_tier)
+            and (cell.kind == "prefill" or cell.query_rows <= rows.get((cell.batch, cell.kv_tier), cell.query_rows))
         )
 
 

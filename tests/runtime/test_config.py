@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgert.cells import Cell
 from edgert.config import default_config, load_config, parse_config
 from edgert.errors import ArtifactError, ConfigError
 from toy_artifact import SCHEDULER, toy_manifest
@@ -176,3 +177,22 @@ def test_tiers_past_one_that_serves_a_lowered_context_are_left_out() -> None:
                 == (cell.kind, cell.batch, cell.query_rows)]  # fmt: skip
         enough = min(each.kv_tier for each in same if each.kv_tier >= 100)
         assert (cell in kept) == (cell.kv_tier <= enough), cell
+
+
+def test_cells_that_verify_more_than_is_drafted_are_left_out_where_a_smaller_one_serves() -> None:
+    decode = [cell for cell in MANIFEST.cells if cell.kind == "decode"]
+    verifying = [replace(cell, query_rows=rows) for cell in decode for rows in (3, 5)]
+    alone = Cell("decode", 4, 3, 128)  # no plain cell beside it
+    plain = [cell for cell in MANIFEST.cells if cell != replace(alone, query_rows=1)]
+    manifest = replace(MANIFEST, cells=(*plain, *verifying))
+
+    def rows(draft_length: int) -> set[int]:
+        config = replace(default_config(MANIFEST), mtp_num_heads=draft_length, enable_mtp=draft_length > 0)
+        chosen = set(config.select_cells(manifest))
+        assert alone in chosen
+        assert set(MANIFEST.prefill_cells) <= chosen
+        return {cell.query_rows for cell in chosen - {alone} if cell.kind == "decode"}
+
+    assert rows(0) == {1}
+    assert rows(1) == rows(2) == {1, 3}
+    assert rows(3) == rows(4) == {1, 3, 5}

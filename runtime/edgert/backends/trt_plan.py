@@ -8,7 +8,8 @@ of the weights in host memory. This module knows bytes; `pack_plan` is what the 
 
 from __future__ import annotations
 
-import os
+import contextlib
+import mmap
 import struct
 import zipfile
 import zlib
@@ -60,7 +61,8 @@ class PackedPlan:
     """The content of a packed plan by offset. Raises ArtifactError if damaged.
 
     The manifest's hash guards the file, so zipfile gives the index alone: it would sum up and copy the stored blocks.
-    The next few blocks are read and inflated in threads while TensorRT takes the one before them.
+    Those are views of the mapped file, which TensorRT copies to the device from where they lie; packed ones are
+    inflated in threads, a few blocks ahead. Pages that were read are let go, so that a load stays small.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,10 +72,11 @@ class PackedPlan:
                 self._blocks = archive.infolist()
         except zipfile.BadZipFile as error:
             raise self._damaged(error) from error
-        self._file = path.open("rb", buffering=0)
+        with path.open("rb") as file:
+            self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._threads = ThreadPoolExecutor(_AHEAD)
-        self._coming: dict[int, Future[bytes]] = {}
-        self._number, self._content = -1, b""
+        self._coming: dict[int, Future[memoryview]] = {}
+        self._number, self._content = -1, memoryview(b"")
         try:
             self.size = self._check()
         except ArtifactError:
@@ -85,43 +88,56 @@ class PackedPlan:
         sizes = [block.file_size for block in self._blocks]
         if not sizes or any(size != BLOCK_BYTES for size in sizes[:-1]) or not 0 < sizes[-1] <= BLOCK_BYTES:
             raise self._damaged(f"{len(sizes)} blocks, not of {BLOCK_BYTES:,} bytes each")
-        if self._block(0)[1:4] != _PLAN_MAGIC:
+        if bytes(self._block(0)[1:4]) != _PLAN_MAGIC:
             raise ArtifactError(f"{self._path.name} does not hold a TensorRT plan")
         return sum(sizes)
 
-    def read(self, offset: int, count: int) -> bytes:
+    def read(self, offset: int, count: int) -> memoryview:
         """At most `count` bytes from `offset` on, no further than the end of a block; none at the end."""
         if not 0 <= offset < self.size:
-            return b""
+            return memoryview(b"")
         number, start = divmod(offset, BLOCK_BYTES)
         if number != self._number:
+            self._let_go(self._number)
             near = range(number, min(number + 1 + _AHEAD, len(self._blocks)))
             self._coming = {each: self._coming.get(each) or self._threads.submit(self._block, each) for each in near}
             self._content, self._number = self._coming.pop(number).result(), number
-        if start == 0 and count >= len(self._content):
-            return self._content
         return self._content[start : start + count]
 
-    def _block(self, number: int) -> bytes:
+    def _block(self, number: int) -> memoryview:
         block = self._blocks[number]
         try:
-            header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, block.header_offset)
-            magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+            magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(self._file, block.header_offset)
             start = block.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            content = os.pread(self._file.fileno(), block.compress_size, start)
+            content = memoryview(self._file)[start : start + block.compress_size]
             if block.compress_type == zipfile.ZIP_DEFLATED:
-                content = zlib.decompress(content, wbits=-zlib.MAX_WBITS, bufsize=BLOCK_BYTES)
+                content = memoryview(zlib.decompress(content, wbits=-zlib.MAX_WBITS, bufsize=BLOCK_BYTES))
                 if zlib.crc32(content) != block.CRC:
                     raise self._damaged(f"the checksum of block {number}")
+            else:
+                self._advise(number, mmap.MADV_WILLNEED)
         except (zlib.error, struct.error) as error:
             raise self._damaged(error) from error
         if magic != b"PK\3\4" or len(content) != block.file_size:
             raise self._damaged(f"block {number} is not where it should be")
         return content
 
+    def _let_go(self, number: int) -> None:
+        """Unmaps the pages of a block that was read; the system may keep them cached."""
+        self._content = memoryview(b"")
+        if number >= 0:
+            self._advise(number, mmap.MADV_DONTNEED)
+
+    def _advise(self, number: int, advice: int) -> None:
+        block = self._blocks[number]
+        first = block.header_offset - block.header_offset % mmap.PAGESIZE
+        self._file.madvise(advice, first, min(block.compress_size, len(self._file) - first))
+
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
-        self._file.close()
+        self._coming, self._content = {}, memoryview(b"")
+        with contextlib.suppress(BufferError):  # a view of it is still in someone's hands: it goes with that
+            self._file.close()
 
     def _damaged(self, why: object) -> ArtifactError:
         return ArtifactError(f"{self._path.name} is damaged: {why}", hint="copy the artifact again, or rebuild it")
@@ -135,12 +151,12 @@ def stream_reader(trt: Any, plan: PackedPlan, errors: list[Exception]) -> Any:
             trt.IStreamReaderV2.__init__(self)
             self.place = 0
 
-        def read(self, num_bytes: int, stream: int) -> bytes:  # noqa: ARG002
+        def read(self, num_bytes: int, stream: int) -> memoryview:  # noqa: ARG002
             try:
                 content = plan.read(self.place, num_bytes)
             except Exception as error:  # kept, and raised by the one who loads
                 errors.append(error)
-                return b""
+                return memoryview(b"")
             self.place += len(content)
             return content
 
