@@ -326,7 +326,7 @@ def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         "shape": more["shape"], "layers": config.layers, "context_tokens": more["context_tokens"],
         "derived_from_layers": [fewer["layers"], more["layers"]], "times": times, "device": more["device"],
         "copy_bandwidth_gb_s": more["copy_bandwidth_gb_s"], "floor_ms": round(floor, 4), "floor_bytes": parts,
-        "cells": {},
+        "memory": {name: more["memory"][name] for name in ("drafter_weights",) if name in more["memory"]}, "cells": {},
     }  # fmt: skip
     for label in (label for label in more["cells"] if label in fewer["cells"]):
         if "prompt" in more["cells"][label]:
@@ -346,8 +346,12 @@ def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One flat row a cell, for docs/benchmarks.md."""
+    """One flat row a cell, for docs/benchmarks.md.
+
+    drafts_cost: the drafter's passes over a step of one row; drafts_bytes: what they read over the decoder's weights.
+    """
     rows = []
+    plain = next((entry["ahead"]["step_ms"] for entry in measured["cells"].values() if "ahead" in entry), None)
     for label, entry in measured["cells"].items():
         row: dict[str, Any] = {"shape": measured["shape"], "layers": measured["layers"], "cell": label}
         if "us_by_part" in entry:
@@ -361,6 +365,9 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
         row |= {"step_ms": entry["ahead"]["step_ms"], "waited_ms": entry["waited"]["step_ms"]}
         if "drafting_ms" in entry:
             row["with_3_drafts_ms"] = entry["drafting_ms"]
+            row["drafts_cost"] = round((entry["drafting_ms"] - entry["ahead"]["step_ms"]) / plain, 3)
+            read = DRAFTS * measured["memory"]["drafter_weights"]
+            row["drafts_bytes"] = round(read / measured["floor_bytes"]["weights"], 3)
         rows.append(row | {"floor_ms": measured["floor_ms"], "over_floor": entry["over_floor"]})
     return rows
 
