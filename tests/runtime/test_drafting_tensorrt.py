@@ -18,6 +18,7 @@ from edgebuild.drafter import find_drafter
 from edgebuild.golden import make_golden
 from edgebuild.golden_drafts import ReferenceDrafter
 from edgebuild.models.config import ModelConfig
+from edgert.backends import tensorrt
 from edgert.backends.base import StepInputs, StepOutputs
 from edgert.backends.onnxruntime import OnnxRuntimeBackend
 from edgert.backends.tensorrt import TensorRTBackend
@@ -352,3 +353,37 @@ def test_more_drafts_than_the_drafter_makes_and_plans_that_do_not_serve_are_refu
     on_the_host(monkeypatch, CELLS, draft_length=1, cache_tokens=toy.setup.cache_tokens)
     with pytest.raises(ArtifactError, match="no profile for"):
         opened(toy)
+
+
+@pytest.mark.parametrize(
+    ("content", "compiled", "stored"),
+    [
+        (b"as it was", True, b"as it was"),
+        (b"as it was, and more", False, b"as it was, and more"),
+        (b"other one", True, b"other one"),  # no longer than before, but what was there did not spare compiling
+        (b"other one", False, b"as it was"),
+    ],
+)
+def test_a_jit_cache_is_written_where_there_is_more_or_where_it_was_of_no_use(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, compiled: bool, stored: bytes
+) -> None:
+    artifact = tmp_path / "artifact"
+    shutil.copytree(toy.setup.artifact, artifact)
+    (artifact / "decoder.plan").write_bytes(b"ftrt")
+    cells = (Cell("prefill", 1, 8, 64), Cell("decode", 1, 1, 64))
+    on_the_host(monkeypatch, cells, draft_length=0, cache_tokens=toy.setup.cache_tokens)
+    setup = dataclasses.replace(toy.setup, artifact=artifact, cells=cells, draft_length=0, draft_states=(), options={})
+
+    def start(held: bytes, threshold_s: float) -> str:
+        monkeypatch.setattr(tensorrt.Engine, "cache_content", lambda _: held)
+        monkeypatch.setattr(tensorrt, "COMPILED_S", threshold_s)
+        backend = TensorRTBackend(setup)
+        backend.warm_up()
+        says = str(backend.describe()["jit_cache"])
+        backend.close()
+        return says
+
+    assert start(b"as it was", 1e9) == "cold"
+    assert start(content, 0.0 if compiled else 1e9) == "warm"
+    (file,) = (tmp_path / "artifact.cache").glob("*.jit")
+    assert file.read_bytes().endswith(stored)
