@@ -30,7 +30,7 @@ from edgert.measure import quick_costs, stored_costs
 from edgert.policy import Ratio
 from edgert.scheduler import Limits
 from edgert.slots import SlotTable, slots_to_allocate
-from edgert.stepcosts import measure_step_costs
+from edgert.stepcosts import measure_step_costs, step_costs_of
 from edgert.tempo import Targets
 from edgert.worker import Drafter, Worker
 
@@ -185,10 +185,12 @@ def open_runtime(loading: Loading) -> Runtime:
                 draft_length=config.draft_length,
             )
             mark("checked")
-        costs_ms: Mapping[int, Sequence[float]] = {}
-        if config.warm_up and config.draft_length:
-            costs_ms = measure_step_costs(backend, loading.cells, slots, config.draft_length, time.perf_counter)
         stored = stored_costs(loading.directory, manifest.model.identity, backend, loading.cells)
+        costs_ms: Mapping[int, Sequence[float]] | None = None
+        if stored is not None and config.draft_length:
+            costs_ms = step_costs_of(stored, loading.cells, slots, config.draft_length)
+        if costs_ms is None and config.warm_up and config.draft_length:
+            costs_ms = measure_step_costs(backend, loading.cells, slots, config.draft_length, time.perf_counter)
         costs = stored
         if costs is None and config.adaptive and config.warm_up:
             costs = quick_costs(backend, loading.cells, slots, manifest.cache_tokens, time.perf_counter)

@@ -1,4 +1,4 @@
-"""What a decode step costs with 0, 1, ... drafts, measured on this machine when an artifact is loaded.
+"""What a decode step costs with 0, 1, ... drafts, on this machine: from costs.json, else measured at load.
 
 Steps whose rows are all idle cost what real ones do and leave no trace. Steps are launched ahead where the backend
 can, so that is how each is measured. The clock is passed in.
@@ -12,9 +12,11 @@ from dataclasses import replace
 
 from edgert.backends.base import Backend, StepInputs, Ticket
 from edgert.cells import Cell
+from edgert.costs import StepCosts
 from edgert.step import empty_step
 
 REPEATS = 2  # rounds over all lengths; the least counts: what disturbs a step only makes it longer
+SHORT_CONTEXT = 1  # positions
 AHEAD = 8  # steps in a row that are launched ahead, so that waiting for the last is an eighth of a step
 
 
@@ -33,6 +35,19 @@ def measure_step_costs(
         rounds = [[_time(backend, step, clock) for step in steps] for _ in range(REPEATS)]
         costs[batch] = tuple(min(column) for column in zip(*rounds, strict=True))
     return costs
+
+
+def step_costs_of(
+    costs: StepCosts, cells: Sequence[Cell], slots: int, draft_length: int
+) -> dict[int, tuple[float, ...]] | None:
+    """The same from costs that are known; None where they hold fewer drafts."""
+    taken = drafting_cells(cells, slots, draft_length)
+    if any(len(costs.cells[cell]) <= drafts for each in taken.values() for drafts, cell in enumerate(each)):
+        return None
+    return {
+        batch: tuple(costs.step_ms(cell, SHORT_CONTEXT, drafts) for drafts, cell in enumerate(each))
+        for batch, each in taken.items()
+    }
 
 
 def drafting_cells(cells: Sequence[Cell], slots: int, draft_length: int) -> dict[int, tuple[Cell, ...]]:

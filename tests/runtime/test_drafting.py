@@ -14,12 +14,13 @@ import toys
 from edgert import bench
 from edgert.backends.base import StepInputs
 from edgert.chat import figures
+from edgert.costs import StepCosts
 from edgert.drafting import ON_DEVICE, Acceptance, DraftBook, DraftControl, merged
 from edgert.engine import Engine
 from edgert.loading import Runtime
 from edgert.policy import choose_drafts
 from edgert.sampling import SamplingParams, uniform
-from edgert.stepcosts import measure_step_costs
+from edgert.stepcosts import measure_step_costs, step_costs_of
 from edgert.text import TextCodec
 from fakes import VOCABULARY, FakeBackend, make_cells, make_runtime, reference
 from hypothesis import given, settings
@@ -414,6 +415,26 @@ def test_step_costs_are_measured_for_each_batch_and_length_and_leave_no_trace() 
         (batch, 1 + drafts, drafts) for batch in (1, 2, 4) for drafts in (0, 1, 2)
     }
     assert all(not step.valid.any() for step in steps)
+
+
+def test_step_costs_that_are_known_are_taken_in_the_cells_of_a_short_context_unless_they_lack_drafts() -> None:
+    cells = make_drafting(truth(), 2).limits.cells
+
+    def known(drafts: int) -> StepCosts:
+        ms = {
+            cell: tuple(cell.batch + cell.query_rows + cell.kv_tier + k / 8 for k in range(drafts + 1))
+            for cell in cells
+        }
+        return StepCosts("measured", "here", "tensorrt", "1", "", "tier", 1, 0.0, ms)
+
+    tier = min(cell.kv_tier for cell in cells if cell.kind == "decode")
+    assert step_costs_of(known(2), cells, 4, 2) == {
+        batch: tuple(batch + (1 + k) + tier + k / 8 for k in range(3)) for batch in (1, 2, 4)
+    }
+    assert step_costs_of(known(2), cells, 2, 1) == {
+        batch: (batch + 1 + tier, batch + 2 + tier + 1 / 8) for batch in (1, 2)
+    }
+    assert step_costs_of(known(1), cells, 4, 2) is None
 
 
 def test_a_plain_step_is_timed_as_it_runs_one_ahead_of_the_next() -> None:
