@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import copy_bandwidth, sparse_weights, weights_size
+from common import PRECISION_BYTES, copy_bandwidth, sparse_weights, weights_size
 from decode import kernel_table, parse_cell, prefill_ms, steps_of
 from drafting import step_ms
 from edgert.cells import Cell
@@ -81,7 +82,7 @@ def export(
         )  # fmt: skip
     states, drafts = ([(s.name, s.kind, s.dtype, s.shape) for s in each] for each in (graph.states, drafter))
     info = {"shape": shape, "layers": config.layers, "cache_tokens": cache_tokens, "states": states}
-    info |= {"draft_states": drafts}
+    info |= {"draft_states": drafts, "draft_tokens": draft_tokens}
     (directory / "info.json").write_text(json.dumps(info))
 
 
@@ -238,6 +239,7 @@ def run(
     report: dict[str, Any] = {
         "shape": info["shape"], "layers": config.layers, "context_tokens": context,
         "copy_bandwidth_gb_s": round(bandwidth / 1e9, 1), "floor_ms": round(floor, 4), "floor_bytes": parts,
+        "drafter_bytes": drafter_bytes(config, info["draft_tokens"]) if info.get("draft_states") else 0,
         "build": json.loads((directory / "build.json").read_text()), "cells": {},
     }  # fmt: skip
     backend: Any = None
@@ -304,6 +306,14 @@ def time_by_part(kernels: Sequence[str], layers: int) -> dict[str, float]:
     return {part: round(us, 1) for part, us in parts.items()}
 
 
+def drafter_bytes(config: Any, draft_tokens: int) -> int:
+    """What one pass of the drafter reads: its layer, and the head's rows of the tokens that may be drafted."""
+    from edgebuild.models.mtp_config import expected_mtp_tensors
+
+    layer = sum(math.prod(shape) for shape in expected_mtp_tensors(config).values())
+    return PRECISION_BYTES * (layer + draft_tokens * config.hidden_size)
+
+
 def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The published depth from two cut stacks: what the layers between them take, as often as the rest holds them.
 
@@ -326,7 +336,7 @@ def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         "shape": more["shape"], "layers": config.layers, "context_tokens": more["context_tokens"],
         "derived_from_layers": [fewer["layers"], more["layers"]], "times": times, "device": more["device"],
         "copy_bandwidth_gb_s": more["copy_bandwidth_gb_s"], "floor_ms": round(floor, 4), "floor_bytes": parts,
-        "memory": {name: more["memory"][name] for name in ("drafter_weights",) if name in more["memory"]}, "cells": {},
+        "drafter_bytes": more["drafter_bytes"], "cells": {},
     }  # fmt: skip
     for label in (label for label in more["cells"] if label in fewer["cells"]):
         if "prompt" in more["cells"][label]:
@@ -341,14 +351,16 @@ def deepen(fewer: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
             "over_floor": round(ahead / floor, 3),
         }
         if "drafting_ms" in more["cells"][label]:
-            report["cells"][label]["drafting_ms"] = at_depth(label, "drafting_ms")
+            # the drafter's passes do not depend on the depth
+            passes = more["cells"][label]["drafting_ms"] - more["cells"][label]["ahead"]["step_ms"]
+            report["cells"][label]["drafting_ms"] = round(ahead + passes, 4)
     return report
 
 
 def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row a cell, for docs/benchmarks.md.
 
-    drafts_cost: the drafter's passes over a step of one row; drafts_bytes: what they read over the decoder's weights.
+    drafts_cost: the drafter's passes over a step of one row; drafts_bytes: what they read over the decoder's bytes.
     """
     rows = []
     plain = next((entry["ahead"]["step_ms"] for entry in measured["cells"].values() if "ahead" in entry), None)
@@ -366,8 +378,7 @@ def rows_of(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "drafting_ms" in entry:
             row["with_3_drafts_ms"] = entry["drafting_ms"]
             row["drafts_cost"] = round((entry["drafting_ms"] - entry["ahead"]["step_ms"]) / plain, 3)
-            read = DRAFTS * measured["memory"]["drafter_weights"]
-            row["drafts_bytes"] = round(read / measured["floor_bytes"]["weights"], 3)
+            row["drafts_bytes"] = round(DRAFTS * measured["drafter_bytes"] / measured["floor_bytes"]["weights"], 3)
         rows.append(row | {"floor_ms": measured["floor_ms"], "over_floor": entry["over_floor"]})
     return rows
 

@@ -16,7 +16,6 @@ from edgert.costs import StepCosts
 from edgert.step import empty_step
 
 REPEATS = 2  # rounds over all lengths; the least counts: what disturbs a step only makes it longer
-SHORT_CONTEXT = 1  # positions
 AHEAD = 8  # steps in a row that are launched ahead, so that waiting for the last is an eighth of a step
 
 
@@ -40,12 +39,12 @@ def measure_step_costs(
 def step_costs_of(
     costs: StepCosts, cells: Sequence[Cell], slots: int, draft_length: int
 ) -> dict[int, tuple[float, ...]] | None:
-    """The same from costs that are known; None where they hold fewer drafts."""
+    """The same from costs that are known; None where they hold fewer drafts. Raises KeyError for a cell without one."""
     taken = drafting_cells(cells, slots, draft_length)
     if any(len(costs.cells[cell]) <= drafts for each in taken.values() for drafts, cell in enumerate(each)):
         return None
     return {
-        batch: tuple(costs.step_ms(cell, SHORT_CONTEXT, drafts) for drafts, cell in enumerate(each))
+        batch: tuple(costs.step_ms(cell, cell.query_rows, drafts) for drafts, cell in enumerate(each))
         for batch, each in taken.items()
     }
 

@@ -14,10 +14,13 @@ import pytest
 import torch
 import toys
 from command_line import TOY_LIMITS, command, environment, run
+from edgebuild.simulate.artifact import measure
 from edgebuild.tune.logbook import read_logbook
+from edgert import loading
 from edgert.config import parse_config
 from edgert.costs import load_costs
 from edgert.manifest import load_manifest
+from edgert.stepcosts import step_costs_of
 from toy_mtp import add_to_checkpoint, random_mtp, write_sidecar
 
 
@@ -172,6 +175,30 @@ def test_tune_is_cut_twice_continues_and_leaves_the_artifact_alone(drafting: Pat
     assert load_costs(copy / "costs.json").missing(chosen.select_cells(load_manifest(copy))) == ()
     assert "Draft curve" in again.out
     assert "✓ baseline" not in again.err  # nothing is measured again
+
+
+def test_costs_measured_without_drafts_serve_with_them_and_are_not_measured_again(
+    drafting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(drafting, copy)
+    costs = measure(copy, settings={"enable_mtp": False, "mtp_num_heads": 0})
+    assert costs.missing(load_manifest(copy).cells) == ()
+
+    def measured_again(*_: object) -> None:
+        raise LookupError("step costs are measured")
+
+    monkeypatch.setattr(loading, "measure_step_costs", measured_again)
+    plan = loading.plan_loading(copy, {"verify_files": False})
+    runtime = loading.open_runtime(plan)
+    assert runtime.draft_control is not None
+    known = step_costs_of(load_costs(copy / "costs.json"), plan.cells, runtime.limits.slots, 3)
+    assert known
+    assert runtime.draft_control()._costs_ms == known
+    runtime.backend.close()
+    (copy / "costs.json").unlink()
+    with pytest.raises(LookupError, match="step costs are measured"):
+        loading.open_runtime(plan)
 
 
 def test_a_trial_ends_with_whoever_started_it(drafting: Path) -> None:

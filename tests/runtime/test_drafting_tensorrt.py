@@ -356,16 +356,24 @@ def test_more_drafts_than_the_drafter_makes_and_plans_that_do_not_serve_are_refu
 
 
 @pytest.mark.parametrize(
-    ("content", "compiled", "stored"),
+    ("content", "first_runs_s", "stored"),
     [
-        (b"as it was", True, b"as it was"),
-        (b"as it was, and more", False, b"as it was, and more"),
-        (b"other one", True, b"other one"),  # no longer than before, but what was there did not spare compiling
-        (b"other one", False, b"as it was"),
+        (b"as it was", (2.0, 3.0), False),
+        (b"as it was, and more", (0.2, 0.3), True),
+        (b"other one", (2.0, 3.0), True),  # no longer than before, but what was there spared no cell the compiler
+        (b"other one", (0.2, 3.0), False),
+        (b"less", (2.0, 3.0), True),
+        (b"less", (0.2, 3.0), False),  # a start with fewer cells, one of them new: the others' kernels stay
+        (b"", (2.0, 3.0), False),
     ],
 )
 def test_a_jit_cache_is_written_where_there_is_more_or_where_it_was_of_no_use(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, compiled: bool, stored: bytes
+    toy: Toy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: bytes,
+    first_runs_s: tuple[float, float],
+    stored: bool,
 ) -> None:
     artifact = tmp_path / "artifact"
     shutil.copytree(toy.setup.artifact, artifact)
@@ -373,17 +381,23 @@ def test_a_jit_cache_is_written_where_there_is_more_or_where_it_was_of_no_use(
     cells = (Cell("prefill", 1, 8, 64), Cell("decode", 1, 1, 64))
     on_the_host(monkeypatch, cells, draft_length=0, cache_tokens=toy.setup.cache_tokens)
     setup = dataclasses.replace(toy.setup, artifact=artifact, cells=cells, draft_length=0, draft_states=(), options={})
+    written: list[bytes] = []
+    store = tensorrt.trt_cache.store
+    monkeypatch.setattr(tensorrt.trt_cache, "store", lambda *of: (written.append(of[2]), store(*of)))
 
-    def start(held: bytes, threshold_s: float) -> str:
+    def started(held: bytes) -> TensorRTBackend:
         monkeypatch.setattr(tensorrt.Engine, "cache_content", lambda _: held)
-        monkeypatch.setattr(tensorrt, "COMPILED_S", threshold_s)
         backend = TensorRTBackend(setup)
-        backend.warm_up()
-        says = str(backend.describe()["jit_cache"])
-        backend.close()
-        return says
+        for each, seconds in zip(backend._cells.values(), first_runs_s, strict=True):
+            each.jit_s = seconds
+        return backend
 
-    assert start(b"as it was", 1e9) == "cold"
-    assert start(content, 0.0 if compiled else 1e9) == "warm"
-    (file,) = (tmp_path / "artifact.cache").glob("*.jit")
-    assert file.read_bytes().endswith(stored)
+    backend = started(b"as it was")
+    backend._store_caches()
+    assert backend.describe()["jit_cache"] == "cold"
+    backend.close()
+    backend = started(content)
+    backend._store_caches()
+    assert backend.describe()["jit_cache"] == "warm"
+    backend.close()
+    assert written == [b"as it was", *([content] if stored else [])]

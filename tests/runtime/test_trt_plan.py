@@ -98,7 +98,29 @@ def test_the_reader_reads_on_seeks_and_keeps_an_error(tmp_path: Path) -> None:
     assert reader.read(10, 0) == b""
     assert isinstance(errors[0], ArtifactError)
     assert "decoder.plan is damaged" in str(errors[0])
+    assert packed.read(0, 10) == plan[:10]  # what is whole is still read
     packed.close()
+
+
+def test_pages_that_were_read_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("resident pages are read from /proc, which this system has not")
+    monkeypatch.setattr(trt_plan, "BLOCK_BYTES", 4 << 20)
+    noise = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8)
+    noise[:4] = np.frombuffer(b"ftrt", np.uint8)
+    pack_plan(noise, tmp_path / "decoder.plan")
+
+    def mapped() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
+
+    packed, offset, before, most = PackedPlan(tmp_path / "decoder.plan"), 0, mapped(), 0
+    while part := packed.read(offset, 1 << 30):
+        assert np.array_equal(np.frombuffer(part, np.uint8), noise[offset : offset + len(part)])
+        offset, most = offset + len(part), max(most, mapped() - before)
+    packed.close()
+    assert offset == len(noise)
+    assert most < len(noise) // 2
 
 
 def test_a_plan_as_tensorrt_wrote_it_is_told_from_a_packed_one_and_from_other_files(tmp_path: Path) -> None:
@@ -113,7 +135,7 @@ def test_a_plan_as_tensorrt_wrote_it_is_told_from_a_packed_one_and_from_other_fi
         is_packed(path)
 
 
-@pytest.mark.parametrize("kind", ["cut short", "not a plan", "empty", "blocks of other sizes"])
+@pytest.mark.parametrize("kind", ["cut short", "not a plan", "empty", "blocks of other sizes", "shifted index"])
 def test_a_file_that_only_looks_packed_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "decoder.plan"
     if kind == "blocks of other sizes":
@@ -126,5 +148,11 @@ def test_a_file_that_only_looks_packed_is_refused_by_name(tmp_path: Path, kind: 
         pack_plan(b"no plan at all" if kind == "not a plan" else content(BLOCK * 2, 0), path)
     if kind == "cut short":
         path.write_bytes(path.read_bytes()[: BLOCK * 2])
+    if kind == "shifted index":
+        # the last 22 bytes say where the index lies; zipfile thinks that something stands before the archive
+        record = bytearray(path.read_bytes())
+        place = len(record) - 22 + 16
+        record[place : place + 4] = (int.from_bytes(record[place : place + 4], "little") + 5000).to_bytes(4, "little")
+        path.write_bytes(record)
     with pytest.raises(ArtifactError, match=r"decoder\.plan"):
         PackedPlan(path)

@@ -107,9 +107,13 @@ def measured(
 ) -> StepCosts:
     """Open the engine here and measure every cell in use. Raises BackendError or ArtifactError.
 
-    settings  scheduler.yaml's keys that are to be measured by in place of the artifact's
+    settings  scheduler.yaml's keys that are to be measured by in place of the artifact's; drafts are measured where
+              there is a drafter, in use or not, so that the costs still serve when they are switched on
     """
     overrides = {**(settings or {}), "adaptive": False, "check_golden_at_load": False, "verify_files": False}
+    longest = load_manifest(directory).draft_length
+    if longest:
+        overrides |= {"enable_mtp": True, "mtp_num_heads": longest}
     loading = plan_loading(directory, overrides)
     runtime = open_runtime(loading)
     try:

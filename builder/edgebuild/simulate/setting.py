@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgert.costs import StepCosts
 from edgert.drafting import DraftControl
 from edgert.scheduler import Limits
-from edgert.stepcosts import drafting_cells
+from edgert.stepcosts import step_costs_of
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,7 @@ class Setting:
 
 
 def draft_control(setting: Setting) -> DraftControl:
-    """As edgert.loading makes it: by the costs of the cells at a short context."""
+    """As edgert.loading makes it from the same costs."""
     limits, length = setting.limits, setting.limits.draft_length
-    by_batch = {
-        batch: tuple(setting.costs.step_ms(cell, cell.query_rows, drafts) for drafts, cell in enumerate(taken))
-        for batch, taken in drafting_cells(limits.cells, limits.slots, length).items()
-    }
+    by_batch = step_costs_of(setting.costs, limits.cells, limits.slots, length)
     return DraftControl(length, costs_ms=by_batch, threshold=setting.threshold)

@@ -100,6 +100,11 @@ class Drafter:
         """Addresses of the scratch buffer that all engines share, and of the numbers 0, 1, ..."""
         self._scratch, self._positions = scratch, positions
 
+    @property
+    def quickest_s(self) -> float:
+        """The shortest first run of a pass."""
+        return min(each.jit_s for each in self._passes)
+
     def warm_up(self, rows: Rows) -> None:
         """Compile every kernel by idle passes."""
         idle = (self._lengths[0].address,) * 2

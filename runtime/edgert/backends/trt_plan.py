@@ -62,7 +62,8 @@ class PackedPlan:
 
     The manifest's hash guards the file, so zipfile gives the index alone: it would sum up and copy the stored blocks.
     Those are views of the mapped file, which TensorRT copies to the device from where they lie; packed ones are
-    inflated in threads, a few blocks ahead. Pages that were read are let go, so that a load stays small.
+    inflated in threads, a few blocks ahead. Pages that were read are let go, so that a load stays small. As with any
+    mapped file, one that shrinks under a load ends the process: an artifact is replaced, not written over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +99,7 @@ class PackedPlan:
             return memoryview(b"")
         number, start = divmod(offset, BLOCK_BYTES)
         if number != self._number:
-            self._let_go(self._number)
+            self._let_go()
             near = range(number, min(number + 1 + _AHEAD, len(self._blocks)))
             self._coming = {each: self._coming.get(each) or self._threads.submit(self._block, each) for each in near}
             self._content, self._number = self._coming.pop(number).result(), number
@@ -114,19 +115,19 @@ class PackedPlan:
                 content = memoryview(zlib.decompress(content, wbits=-zlib.MAX_WBITS, bufsize=BLOCK_BYTES))
                 if zlib.crc32(content) != block.CRC:
                     raise self._damaged(f"the checksum of block {number}")
-            else:
-                self._advise(number, mmap.MADV_WILLNEED)
         except (zlib.error, struct.error) as error:
             raise self._damaged(error) from error
         if magic != b"PK\3\4" or len(content) != block.file_size:
             raise self._damaged(f"block {number} is not where it should be")
+        if block.compress_type == zipfile.ZIP_STORED:
+            self._advise(number, mmap.MADV_WILLNEED)
         return content
 
-    def _let_go(self, number: int) -> None:
-        """Unmaps the pages of a block that was read; the system may keep them cached."""
-        self._content = memoryview(b"")
-        if number >= 0:
-            self._advise(number, mmap.MADV_DONTNEED)
+    def _let_go(self) -> None:
+        """Unmaps the pages of the block that was read; the system may keep them cached."""
+        read, self._number, self._content = self._number, -1, memoryview(b"")
+        if read >= 0:
+            self._advise(read, mmap.MADV_DONTNEED)
 
     def _advise(self, number: int, advice: int) -> None:
         block = self._blocks[number]
