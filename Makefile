@@ -44,7 +44,7 @@ demo: $(DEMO)/manifest.json
 	@$(BIN)/edgert chat $(DEMO) --once "$(QUESTION)"
 
 test: $(VENV)/.dev
-	@echo "→ running the tests, $(WORKERS) files at a time (about ten minutes on two cores)"
+	@echo "→ running the tests, $(WORKERS) files at a time (about a quarter of an hour on two cores)"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # not into the environment: the stubs would make `import tensorrt` succeed with an empty package

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgert.config import CONFIG_NAME
 from edgert.costs import COSTS_NAME
 from edgert.errors import ArtifactError
 from edgert.integrity import sha256_file
@@ -44,6 +45,7 @@ class ArtifactWriter:
         self.target = Path(os.path.realpath(target))
         self.needed_bytes = needed_bytes
         self.directory = self.target.parent / f".{self.target.name}.{BUILDING}-{os.getpid()}"
+        self.kept: tuple[Path, ...] = ()
         self._lock: int | None = None
         self._sealed: dict[str, tuple[int, FileEntry]] = {}  # name -> (mtime in ns, entry): hashed once
 
@@ -110,10 +112,14 @@ class ArtifactWriter:
         return entry
 
     def publish(self) -> Path:
-        """Put the sealed directory in the target's place; an artifact that was there is removed afterwards."""
+        """Put the sealed directory in the target's place; an artifact that was there is removed afterwards.
+
+        What a person or the device added to that one is first copied beside the target: `kept` names the copies.
+        """
         if not (self.directory / MANIFEST_NAME).is_file():
             raise OutputError(f"{self.target}: the artifact is not sealed yet", hint="call seal() before publish()")
         check_replaceable(self.target)
+        self.kept = self._keep_additions()
         aside = self.target.parent / f".{self.target.name}.{REPLACED}-{os.getpid()}"
         had_old = self.target.exists()
         old_lock = _lock(self.target) if had_old else None  # another build's tidying must not take it for a leftover
@@ -132,6 +138,27 @@ class ArtifactWriter:
         if old_lock is not None:
             os.close(old_lock)
         return self.target
+
+    def _keep_additions(self) -> tuple[Path, ...]:
+        """Copies of an edited scheduler.yaml and of measured costs, unless the new artifact has the same."""
+        if not (self.target / MANIFEST_NAME).is_file():
+            return ()
+        built = {entry.path: entry.sha256 for entry in load_manifest(self.target).files}
+        kept = []
+        for name in (CONFIG_NAME, COSTS_NAME):
+            old, new = self.target / name, self.directory / name
+            if not old.is_file() or sha256_file(old) == built.get(name):
+                continue
+            if new.is_file() and new.read_bytes() == old.read_bytes():
+                continue
+            copy, number = self.target.parent / f"{self.target.name}.{name}", 1
+            while copy.exists() and copy.read_bytes() != old.read_bytes():
+                number += 1
+                copy = copy.with_name(f"{self.target.name}.{number}.{name}")
+            if not copy.exists():
+                shutil.copyfile(old, copy)
+            kept.append(copy)
+        return tuple(kept)
 
     def commit(self, manifest: Manifest) -> Manifest:
         """`seal`, then `publish`."""

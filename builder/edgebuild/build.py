@@ -117,10 +117,17 @@ def build(
         with stages.stage("report"):
             _write_report(writer, manifest, checked, {} if drafter is None else drafter.card)
             manifest = writer.seal(manifest)
-        path = writer.publish()
+        path = _published(writer, stages)
     resume = None if manifest.state == "complete" else f"edgebuild resume {shlex.quote(str(path))}"
     golden = None if checked is None else checked.golden
     return Built(path, manifest, golden, not_checked if resume is None else place.reason, resume)
+
+
+def _published(writer: ArtifactWriter, stages: Stages) -> Path:
+    path = writer.publish()
+    for copy in writer.kept:
+        stages.note(f"kept from the artifact that was there: {copy}")
+    return path
 
 
 def resume(artifact: Path, stages: Stages, *, model: Path | None = None) -> Built:
@@ -164,7 +171,7 @@ def resume(artifact: Path, stages: Stages, *, model: Path | None = None) -> Buil
         with stages.stage("report"):
             _write_report(writer, manifest, checked, {})
             manifest = writer.seal(manifest)
-        path = writer.publish()
+        path = _published(writer, stages)
     return Built(path, manifest, None if checked is None else checked.golden, not_checked, None)
 
 

@@ -99,6 +99,10 @@ class RuntimeConfig:
         )
 
 
+CONFIG_KEYS = tuple(field.name for field in fields(RuntimeConfig))
+_FILE = "the file"
+
+
 def load_config(directory: Path, manifest: Manifest, overrides: Mapping[str, Any] | None = None) -> RuntimeConfig:
     """Read `directory/scheduler.yaml` against its manifest; `overrides` replace keys and are checked as the file is.
 
@@ -260,8 +264,8 @@ def _entries(text: str) -> dict[str, _Entry]:
         raise ConfigError(f"{CONFIG_NAME}:{line}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, *BAD_YAML_VALUE) as error:
         raise ConfigError(f"{CONFIG_NAME}: not valid YAML: {str(error).splitlines()[0]}") from None
-    top = _members(root, "the file", ["runtime"])
-    return _members(top["runtime"].node, "runtime", [field.name for field in fields(RuntimeConfig)])
+    top = _members(root, _FILE, ["runtime"])
+    return _members(top["runtime"].node, "runtime", list(CONFIG_KEYS))
 
 
 def _members(node: yaml.Node | None, where: str, keys: list[str]) -> dict[str, _Entry]:
@@ -278,6 +282,8 @@ def _members(node: yaml.Node | None, where: str, keys: list[str]) -> dict[str, _
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1, cutoff=0.0)
             hint = f"the nearest valid key is {near[0]}" if near else f"valid: {', '.join(keys)}"
+            if where == _FILE and key in CONFIG_KEYS:
+                hint = f"{key} belongs under runtime: indent the line as those above it are"
             raise ConfigError(f"{CONFIG_NAME}:{line}: unknown key {key[:60]!r} in {where}", hint=hint)
         found[key] = _Entry(key, value)
     for key in keys:

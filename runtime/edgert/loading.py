@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgert.backends import resolve
 from edgert.backends.base import Backend, Setup
 from edgert.cells import Cell
-from edgert.config import RuntimeConfig, load_config
+from edgert.config import CONFIG_KEYS, RuntimeConfig, load_config
 from edgert.drafting import DraftControl
 from edgert.errors import BackendError, ConfigError
 from edgert.golden import Golden, check_golden, load_golden
@@ -41,7 +41,6 @@ log = logging.getLogger("edgert.loading")
 
 # Ledger lines that a load can do without, by edgebuild.plan.memory's labels.
 OPTIONAL_LINES = ("margin", "weight copies")
-CONFIG_KEYS = tuple(field.name for field in fields(RuntimeConfig))
 
 
 @dataclass(frozen=True)

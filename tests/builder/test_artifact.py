@@ -76,6 +76,31 @@ def test_publishing_before_sealing_is_refused(tmp_path: Path) -> None:
         writer.publish()
 
 
+def test_what_was_added_to_an_artifact_is_kept_beside_the_one_that_replaces_it(tmp_path: Path) -> None:
+    def built() -> list[str]:
+        with ArtifactWriter(tmp_path / "toy") as writer:
+            write_files(writer.directory)
+            writer.commit(toy_manifest())
+        return [path.name for path in writer.kept]
+
+    assert built() == []
+    assert built() == []
+    config = tmp_path / "toy" / "scheduler.yaml"
+    as_built = config.read_text()
+    config.write_text(as_built + "# mine\n")
+    assert built() == ["toy.scheduler.yaml"]
+    assert config.read_text() == as_built
+    assert built() == []
+    config.write_text(as_built + "# mine\n")
+    (tmp_path / "toy" / "costs.json").write_text("{}")
+    assert built() == ["toy.scheduler.yaml", "toy.costs.json"]  # the first has that content already
+    config.write_text(as_built + "# another\n")
+    assert built() == ["toy.2.scheduler.yaml"]
+    assert (tmp_path / "toy.scheduler.yaml").read_text().endswith("# mine\n")
+    assert (tmp_path / "toy.2.scheduler.yaml").read_text().endswith("# another\n")
+    assert (tmp_path / "toy.costs.json").read_text() == "{}"
+
+
 def test_an_old_artifact_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     target = make_artifact(tmp_path / "toy", name="old")
     with pytest.raises(RuntimeError):

@@ -15,6 +15,7 @@ import torch
 import toys
 from edgebuild.checkpoint import match_tensors, open_checkpoint
 from edgebuild.checkpoint.safetensors_header import read_header
+from edgebuild.commands.plan import model_config
 from edgebuild.errors import CheckpointError
 from edgebuild.models.config import ModelConfig
 from hypothesis import HealthCheck, given, settings
@@ -336,3 +337,11 @@ def test_opening_matching_and_the_tokenizer_import_no_torch(toy_llama: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", script, str(toy_llama)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_configuration_alone_is_no_checkpoint_but_can_be_planned_with(llama: Path, tmp_path: Path) -> None:
+    alone = shutil.copyfile(llama / "config.json", tmp_path / "toy-0.1b.json")
+    with pytest.raises(CheckpointError, match=r"toy-0\.1b\.json is a configuration at most") as refused:
+        open_checkpoint(alone)
+    assert "edgebuild plan takes a configuration alone" in str(refused.value.hint)
+    assert model_config(alone) == model_config(llama)

@@ -24,6 +24,7 @@ from edgebuild.simulate.artifact import find_costs, read_subject, replay, settin
 from edgebuild.simulate.engine import simulate
 from edgebuild.simulate.estimate import of_artifact, of_plan
 from edgebuild.simulate.records import Arrival, Gaps, Outcome, Run
+from edgebuild.simulate.study import Ask, study
 from edgebuild.simulate.summary import Slo, changes, figures
 from edgebuild.traffic import dump_histogram, read_traffic
 from edgert.costs import StepCosts
@@ -185,6 +186,17 @@ def test_an_unknown_traffic_names_the_bundled_ones(artifact: Path) -> None:
         CliRunner().invoke(
             command, [str(artifact), "--traffic", "nothing"], standalone_mode=False, catch_exceptions=False
         )
+
+
+def test_a_study_says_whether_edgert_holds_slots_back_too(artifact: Path, listed: Path) -> None:
+    subject = read_subject(artifact, {"throughput_headroom_fraction": 0.4})
+    ask = Ask(traffic=listed, policies=("fixed",), rate=1.0, requests=4)
+    assert any(note.startswith("so does edgert, by costs.json") for note in study(subject, costs(), ask).notes)
+    (artifact / "costs.json").unlink()
+    notes = study(subject, costs(), ask).notes
+    assert any(note.startswith("edgert admits all 4 while there is no costs.json") for note in notes)
+    free = study(read_subject(artifact), costs(), ask)
+    assert not any("edgert" in note for note in free.notes)
 
 
 def test_headroom_holds_slots_back(artifact: Path) -> None:

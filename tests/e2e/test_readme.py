@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SCRIPTS, environment
+from edgebuild.profile import load_profile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -64,6 +65,14 @@ def test_there_are_commands_and_one_example() -> None:
     assert len(HERE) >= 8
     assert len(blocks("python")) == 1
     assert len([line for line in blocks("python")[0].splitlines() if line.strip()]) <= 15
+
+
+def test_the_profile_of_the_readme_is_one(tmp_path: Path) -> None:
+    (text,) = blocks("yaml")
+    (tmp_path / "small.yaml").write_text(text)
+    profile, base = load_profile(tmp_path / "small.yaml"), load_profile("cpu")
+    assert (profile.name, profile.limits.slots, profile.limits.context_tokens) == ("small", 2, 1024)
+    assert profile.device == base.device
 
 
 @pytest.mark.parametrize("line", HERE)

@@ -136,6 +136,7 @@ def test_a_typo_names_the_line_and_the_nearest_key() -> None:
         (SCHEDULER + "  slots: 2\n", "slots stands twice"),
         (SCHEDULER.replace("  slots: 4\n", ""), "slots is missing"),
         (SCHEDULER + "extra: 1\n", "unknown key 'extra'"),
+        (SCHEDULER + "slots: 1\n", "unknown key 'slots' in the file.*slots belongs under runtime: indent"),
         (SCHEDULER.replace("[1, 2, 4]", "&a [*a]"), "aliases are not used"),
         ("[" * 5000, "not valid YAML"),
     ],

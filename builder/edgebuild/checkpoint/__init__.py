@@ -37,6 +37,11 @@ def _open(path: Path) -> Checkpoint:
         raise CheckpointError(f"no checkpoint at {path}", hint="give a Hugging Face directory or a .gguf file")
     with path.open("rb") as file:
         magic = file.read(4)
+    if path.suffix == ".json":
+        raise CheckpointError(
+            f"{path.name} is a configuration at most, no checkpoint",
+            hint="give the folder with the weights; edgebuild plan takes a configuration alone",
+        )
     if magic != b"GGUF":
         raise CheckpointError(
             f"{path.name} is no GGUF file: it starts with {magic!r}",

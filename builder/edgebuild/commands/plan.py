@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--profile", "profile_name", required=True, help="Device profile: a file, or the name of a bundled one.")
 @click.option(
-    "--model", type=click.Path(path_type=Path), help="Checkpoint: folder (config.json is enough) or GGUF file."
+    "--model",
+    type=click.Path(path_type=Path),
+    help="Checkpoint: folder (config.json is enough), config.json or GGUF file.",
 )
 @click.option("--traffic", type=click.Path(path_type=Path), help="Trace or histogram.")
 @planning_options
@@ -68,11 +70,12 @@ def plan(
 
 
 def model_config(path: Path) -> ModelConfig:
-    """The configuration of a checkpoint: a GGUF file, or a folder of which only config.json need be there."""
+    """The configuration of a checkpoint: a GGUF file, a folder of which only config.json need be there, or such a file
+    itself, by whatever name."""
     from edgebuild.models.config import ModelConfig
 
-    if path.is_dir():
-        file = path / "config.json"
+    if path.is_dir() or path.suffix == ".json":
+        file = path / "config.json" if path.is_dir() else path
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:

@@ -78,6 +78,7 @@ def simulate(
     The scheduler is the runtime's own; a step takes what its cell costs: as measured on the device (--measure, once),
     as in --costs, or as estimated from a device profile. Needs no device but for --measure.
     """
+    from edgert.costs import COSTS_NAME
     from edgert.tempo import Targets
 
     from edgebuild.errors import SimulationError
@@ -94,6 +95,8 @@ def simulate(
     if measure:
         with _bar("measuring cells", quiet) as report:
             costs = measure_here(artifact, report)
+        if not quiet:
+            click.echo(f"wrote {artifact / COSTS_NAME}: edgert schedules and admits by it from now on", err=True)
     else:
         costs = find_costs(subject, file=costs_file, profile_name=profile_name)
     config = subject.config

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.costs import StepCosts
+from edgert.config import CONFIG_NAME
+from edgert.costs import COSTS_NAME, StepCosts
 from edgert.headroom import Headroom, slots_within
 from edgert.tempo import Targets
 
@@ -143,6 +144,8 @@ def study(subject: Subject, costs: StepCosts, ask: Ask, progress: Progress | Non
     headroom = slots_within(next(iter(settings.values())).limits.rules, subject.config.slots, fraction)
     headroom_line = headroom.describe(fraction, f"decode alone, {costs.source} costs")
     notes = [headroom_line] if fraction else []
+    if headroom.slots < headroom.of_slots:
+        notes.append(_who_admits(subject))
     if pattern.attribution:
         notes.append(pattern.attribution)
     if pattern.skipped:
@@ -154,6 +157,13 @@ def study(subject: Subject, costs: StepCosts, ask: Ask, progress: Progress | Non
         notes.append("no goodput: neither the artifact nor an option names a limit (--slo-ttft-ms, --slo-itl-ms)")
     title = f"{subject.manifest.name}: {len(arrivals):,} requests of {pattern.name}, {pattern.how}"
     return Study(title, pattern, costs, ask.slo, runs, made, headroom, headroom_line, tuple(notes))
+
+
+def _who_admits(subject: Subject) -> str:
+    """What edgert itself does about headroom, which it keeps by costs that were measured."""
+    if (subject.directory / COSTS_NAME).exists():
+        return f"so does edgert, by {COSTS_NAME}; throughput_headroom_fraction: 0.0 in {CONFIG_NAME} admits all"
+    return f"edgert admits all {subject.config.slots} while there is no {COSTS_NAME} (--measure, edgebuild tune)"
 
 
 def arrivals_of(ask: Ask, setting: Setting, progress: Progress | None = None) -> tuple[list[Arrival], Pattern]:
