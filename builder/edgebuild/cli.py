@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
@@ -46,6 +47,15 @@ class LazyGroup(click.Group):
         module, attribute = target.split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+        if near and name not in COMMANDS and not ctx.resilient_parsing:  # click compares with loaded commands: none
+            ctx.fail(f"No such command {name!r} (did you mean {near[0]}?)")
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else ""

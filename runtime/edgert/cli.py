@@ -21,7 +21,9 @@ from edgert import __version__
 from edgert.errors import ConfigError, EdgertError
 
 if TYPE_CHECKING:
+    from edgert.bench import Draws
     from edgert.engine import Engine
+    from edgert.handles import Completion
 
 MAX_REQUESTS = 100_000  # of one benchmark: their prompts are drawn before it starts
 
@@ -54,41 +56,70 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    generate = commands.add_parser("generate", help="complete one prompt")
+    generate = commands.add_parser(
+        "generate", help="complete one prompt", description="Complete one prompt; the text goes to stdout as it comes."
+    )
     generate.set_defaults(run=run_generate)
     _artifact(generate)
-    prompt = generate.add_mutually_exclusive_group(required=True)
+    one_of = generate.add_argument_group("prompt, one of them required")
+    prompt = one_of.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids to continue")
     prompt.add_argument("--chat", metavar="TEXT", help="a user message, through the model's chat template")
     _sampling(generate)
-    generate.add_argument("--json", action="store_true", help="one JSON object with text, token ids, usage and times")
+    generate.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end: text, token ids, usage, times in ms"
+    )
 
-    chat = commands.add_parser("chat", help="talk to the model", description="Interactive; /reset, /exit, Ctrl-C.")
+    chat = commands.add_parser(
+        "chat",
+        help="talk to the model",
+        description="Talk to the model: /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer.",
+    )
     chat.set_defaults(run=run_chat)
     _artifact(chat)
     chat.add_argument("--once", metavar="TEXT", help="answer this one message, print the figures, leave")
-    chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation (default none)")
     _sampling(chat)
 
-    bench = commands.add_parser("bench", help="measure under real lengths")
+    bench = commands.add_parser(
+        "bench",
+        help="measure under real lengths",
+        description="Measure latencies and throughput of requests whose lengths are drawn from a traffic file.",
+    )
     bench.set_defaults(run=run_bench_command)
     _artifact(bench)
-    bench.add_argument("--traffic", type=Path, required=True, metavar="FILE", help="histogram YAML, or Azure-style CSV")
-    bench.add_argument("--requests", type=_count, required=True, metavar="N")
+    bench.add_argument(
+        "--traffic", type=Path, required=True, metavar="FILE", help="histogram YAML or Azure-style CSV (required)"
+    )
+    bench.add_argument(
+        "--requests", type=_count, required=True, metavar="N", help=f"requests to run, 1 to {MAX_REQUESTS} (required)"
+    )
     bench.add_argument("--concurrency", type=_count, default=1, metavar="C", help="requests at a time (default 1)")
-    bench.add_argument("--seed", type=int, default=0, help="of the drawn lengths and prompts (default 0)")
-    bench.add_argument("--slo-ttft-ms", type=_milliseconds, metavar="MS", help="limit that goodput counts by")
-    bench.add_argument("--slo-tpot-ms", type=_milliseconds, metavar="MS", help="limit that goodput counts by")
+    bench.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawn lengths and prompts (default 0)")
+    for figure, name in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        bench.add_argument(
+            f"--slo-{figure}-ms",
+            type=_milliseconds,
+            metavar="MS",
+            help=f"longest {name} in ms of a request that goodput counts (default no limit)",
+        )
     _draft(bench)
-    bench.add_argument("--json", action="store_true")
+    bench.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables: times in ms, memory in bytes"
+    )
 
     doctor = commands.add_parser(
-        "doctor", help="say whether this device runs an artifact well; 1 = something was found"
+        "doctor",
+        help="say whether this device runs an artifact well; 1 = something was found",
+        description="Say whether this device runs an artifact well, and what to do where it does not. "
+        "Exit code 1: something was found.",
     )
     doctor.set_defaults(run=run_doctor)
     _artifact(doctor)
-    doctor.add_argument("--json", action="store_true")
+    doctor.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables: facts and findings"
+    )
     return parser
 
 
@@ -97,16 +128,33 @@ def _artifact(parser: argparse.ArgumentParser) -> None:
 
 
 def _draft(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--draft-length", type=int, metavar="K", help="tokens drafted per step; 0 = off")
+    parser.add_argument(
+        "--draft-length",
+        type=int,
+        metavar="K",
+        help="tokens drafted per step; 0 = off (default as scheduler.yaml says)",
+    )
 
 
 def _sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="output tokens at most (default 256)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 = greedy (default)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 = off (default)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 = off (default)")
-    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same tokens")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="divides the logits; 0 = greedy (default 0)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0 = off (default 0)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the likeliest tokens of total probability P; 1 = off (default 1)",
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same tokens (default a fresh one)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable (default none)"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
     _draft(parser)
 
@@ -177,7 +225,18 @@ def run_generate(options: argparse.Namespace) -> int:
                 "warnings": list(engine.describe().get("warnings", ())),
             }
             print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+        elif _filled_the_context(completion, options.max_tokens):
+            print(
+                f"edgert: the context of {engine.context_tokens} tokens is full after "
+                f"{completion.usage.completion_tokens} output tokens; --max-tokens is {options.max_tokens}",
+                file=sys.stderr,
+            )
     return 0
+
+
+def _filled_the_context(completion: Completion, max_tokens: int) -> bool:
+    """Whether the context ended the answer, not the model, a stop string or max_tokens."""
+    return completion.finish_reason == "length" and completion.usage.completion_tokens < max_tokens
 
 
 def run_chat(options: argparse.Namespace) -> int:
@@ -199,7 +258,7 @@ def run_bench_command(options: argparse.Namespace) -> int:
     from edgert import bench
     from edgert.manifest import load_manifest
 
-    draws = bench.read_lengths(options.traffic)
+    draws = _lengths(options)
     vocabulary = load_manifest(options.artifact).model.token_limit
     tty = sys.stderr.isatty()
 
@@ -235,6 +294,25 @@ def run_bench_command(options: argparse.Namespace) -> int:
     report |= {"memory_planned_bytes": seen.memory_planned_bytes, "memory_baseline_bytes": seen.memory_baseline_bytes}
     print(bench.to_json(report) if options.json else bench.render(report))
     return 0
+
+
+def _lengths(options: argparse.Namespace) -> Draws:
+    """What --traffic names. Bundled names are edgebuild's, which need not be installed here."""
+    from edgert import bench
+
+    try:
+        options.traffic.stat()
+    except FileNotFoundError:
+        own = options.artifact / "traffic.yaml"
+        raise bench.TrafficFileError(
+            f"{options.traffic}: no such file",
+            hint="bench takes a histogram YAML or a CSV, no bundled name; "
+            + (f"the artifact's own: {own}; " if own.is_file() else "")
+            + "the folder of the bundled ones stands under traffic in: edgebuild profiles show cpu",
+        ) from None
+    except OSError:  # read_lengths says what it is
+        pass
+    return bench.read_lengths(options.traffic)
 
 
 def run_doctor(options: argparse.Namespace) -> int:

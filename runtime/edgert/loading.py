@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from edgert.golden import Golden, check_golden, load_golden
 from edgert.guards.detect import detect_sensors
 from edgert.guards.guard import Guard, GuardLimits
 from edgert.guards.readings import Sensors
-from edgert.headroom import slots_within
+from edgert.headroom import Headroom, slots_within
 from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
@@ -36,8 +35,6 @@ from edgert.worker import Drafter, Worker
 
 if TYPE_CHECKING:
     from edgert.text import TextCodec
-
-log = logging.getLogger("edgert.loading")
 
 # Ledger lines that a load can do without, by edgebuild.plan.memory's labels.
 OPTIONAL_LINES = ("margin", "weight copies")
@@ -194,6 +191,11 @@ def open_runtime(loading: Loading) -> Runtime:
         if costs is None and config.adaptive and config.warm_up:
             costs = quick_costs(backend, loading.cells, slots, manifest.cache_tokens, time.perf_counter)
         limits = replace(limits, costs=costs)
+        description = dict(backend.describe())
+        headroom = None if stored is None else headroom_of(limits, config)
+        if headroom is not None and headroom.slots < headroom.of_slots:
+            said = headroom.describe(config.throughput_headroom_fraction, "by costs.json")
+            description["warnings"] = [*description.get("warnings", ()), said]
         return Runtime(
             backend=backend,
             limits=limits,
@@ -204,7 +206,7 @@ def open_runtime(loading: Loading) -> Runtime:
             eos_token_ids=manifest.model.eos_token_ids,
             queue_limit=config.queue_limit,
             text=loading.text,
-            description=backend.describe(),
+            description=description,
             memory_bytes=backend.memory(),
             draft_control=lambda: DraftControl(
                 config.draft_length, costs_ms=costs_ms, threshold=config.mtp_acceptance_threshold
@@ -213,7 +215,7 @@ def open_runtime(loading: Loading) -> Runtime:
             baseline_bytes=0 if "device_used" in backend.memory() else before,
             planned_bytes=manifest.planned_bytes,
             guard=lambda now_s: make_guard(manifest, config, now_s),
-            admitted=None if stored is None else admitted_slots(limits, config),
+            admitted=None if headroom is None else headroom.slots,
         )
     except BaseException:
         backend.close()
@@ -236,13 +238,9 @@ def limits_of(config: RuntimeConfig, cells: tuple[Cell, ...], slots: int, *, any
     )
 
 
-def admitted_slots(limits: Limits, config: RuntimeConfig) -> int:
+def headroom_of(limits: Limits, config: RuntimeConfig) -> Headroom:
     """Sequences at once that leave throughput_headroom_fraction of the measured throughput free."""
-    fraction = config.throughput_headroom_fraction
-    headroom = slots_within(limits.rules, config.slots, fraction)
-    if fraction:
-        log.info("%s", headroom.describe(fraction, "by costs.json"))
-    return headroom.slots
+    return slots_within(limits.rules, config.slots, config.throughput_headroom_fraction)
 
 
 def used_bytes(backend: Backend) -> int | None:

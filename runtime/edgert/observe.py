@@ -94,9 +94,12 @@ class Observer:
         self._cells_seen = len(worker.counters.launches)
         self._next_s = self._clock() + LOOK_S
         backend = self._runtime.backend
-        described = backend.describe()
+        described, warnings = dict(backend.describe()), list(self._runtime.description.get("warnings", ()))
         if worker.guard is not None:
-            described = {**described, "guards": worker.guard.describe(), "warnings": list(worker.guard.warnings)}
+            described["guards"] = worker.guard.describe()
+            warnings += worker.guard.warnings
+        if warnings or worker.guard is not None:
+            described["warnings"] = warnings
         self.description = described
         used = used_bytes(backend)
         if used is not None and worker.last_cell is not None:

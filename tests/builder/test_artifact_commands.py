@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command_line import run
 from edgebuild.commands import artifact as commands
 from edgebuild.commands.artifact import GOLDEN_NOT_RUN
 from edgert.errors import ArtifactError, BackendError, ConfigError
@@ -30,6 +31,15 @@ def invoke(command: Any, *arguments: str) -> Any:
     return CliRunner().invoke(command, arguments)
 
 
+def edit_schedule(artifact: Path, *changes: tuple[str, str]) -> None:
+    path = artifact / "scheduler.yaml"
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
 def test_inspect_json_is_the_manifest_and_the_sizes(artifact: Path) -> None:
     result = invoke(commands.inspect, str(artifact), "--json")
     document = json.loads(result.output)
@@ -44,6 +54,28 @@ def test_inspect_shows_model_cells_memory_and_files(artifact: Path) -> None:
     output = invoke(commands.inspect, str(artifact)).output
     for text in ("toy (llama), 2 layers", "256 tokens in each of 4 slots", "KV tier", "weights", "missing", "CC0"):
         assert text in output
+
+
+@pytest.mark.parametrize(
+    ("slots", "context", "shown"),
+    [
+        (4, 256, "256 tokens in each of 4 slots"),
+        (1, 128, "256 tokens in each of 4 slots; scheduler.yaml uses 1 slot, 128 tokens"),
+        (4, 100, "256 tokens in each of 4 slots; scheduler.yaml uses 4 slots, 100 tokens"),
+        (2, 256, "256 tokens in each of 4 slots; scheduler.yaml uses 2 slots, 256 tokens"),
+    ],
+)
+def test_inspect_shows_what_an_edited_schedule_uses(artifact: Path, slots: int, context: int, shown: str) -> None:
+    edit_schedule(artifact, ("slots: 4", f"slots: {slots}"), ("context_tokens: 256", f"context_tokens: {context}"))
+    assert f"context     {shown}\n" in invoke(commands.inspect, str(artifact)).output
+
+
+def test_inspect_of_an_impossible_schedule_says_so_and_shows_the_rest(artifact: Path) -> None:
+    edit_schedule(artifact, ("slots: 4", "slots: 400"))
+    result = invoke(commands.inspect, str(artifact))
+    assert result.exit_code == 0
+    assert "256 tokens in each of 4 slots; not usable as it is: scheduler.yaml:" in result.output
+    assert "decoder.weights" in result.output
 
 
 def test_inspect_refuses_what_is_no_artifact(tmp_path: Path) -> None:
@@ -68,14 +100,14 @@ def test_verify_fails_on_a_flipped_byte(artifact: Path) -> None:
     data = bytearray((artifact / "decoder.weights").read_bytes())
     data[0] ^= 1
     (artifact / "decoder.weights").write_bytes(data)
-    result = invoke(commands.verify, str(artifact), "--no-golden")
-    assert isinstance(result.exception, ArtifactError)
-    assert "FAILED  decoder.weights: SHA-256 is" in result.output
+    ran = run(["edgebuild", "verify", artifact, "--no-golden"])
+    assert ran.code == ArtifactError.exit_code
+    assert "edgebuild: decoder.weights: SHA-256 is" in ran.error_line
+    assert (ran.out + ran.err).count("SHA-256 is") == 1  # said once
 
 
 def test_verify_fails_on_an_impossible_schedule(artifact: Path) -> None:
-    path = artifact / "scheduler.yaml"
-    path.write_text(path.read_text().replace("slots: 4", "slots: 400"))
+    edit_schedule(artifact, ("slots: 4", "slots: 400"))
     assert isinstance(invoke(commands.verify, str(artifact), "--no-golden").exception, ConfigError)
 
 

@@ -67,6 +67,24 @@ def test_options_without_a_command_mean_build(monkeypatch: pytest.MonkeyPatch) -
     assert set(asked) == {"build"}
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("insepct", "'insepct' (did you mean inspect?)"),
+        ("Verify", "'Verify' (did you mean verify?)"),
+        ("frobnicate", "'frobnicate'."),
+    ],
+)
+def test_a_mistyped_command_names_the_nearest(
+    typed: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["edgebuild", typed, "x"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"Error: No such command {says}\n")
+
+
 def test_a_terminal_without_utf8_shows_a_mark_where_a_character_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of profiles has dashes, and every table a frame."""
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,16 @@ def test_costs_measured_without_drafts_serve_with_them_and_are_not_measured_agai
     assert known
     assert runtime.draft_control()._costs_ms == known
     runtime.backend.close()
+    admitted = {}
+    for fraction in (0.0, 0.9):
+        held = loading.open_runtime(replace(plan, config=replace(plan.config, throughput_headroom_fraction=fraction)))
+        held.backend.close()
+        admitted[fraction] = held.admitted
+        said = held.description.get("warnings", [""])[0]
+        held_back = f"headroom 90%: {held.admitted} of {held.slots} slots are admitted"
+        assert said.startswith(held_back) == (fraction == 0.9)
+    assert admitted[0.0] == runtime.slots
+    assert admitted[0.9] < runtime.slots
     (copy / "costs.json").unlink()
     with pytest.raises(LookupError, match="step costs are measured"):
         loading.open_runtime(plan)

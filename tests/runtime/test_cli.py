@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -76,6 +77,34 @@ def test_generate_json_has_text_ids_usage_and_times(capsys: pytest.CaptureFixtur
     assert set(document["phases"]) == {"load_ms", "queue_ms", "prefill_ms", "decode_ms"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--max-tokens", "100000"], True),
+        (["--max-tokens", "255"], True),
+        (["--max-tokens", "254"], False),  # max_tokens was reached as well
+        (["--max-tokens", "100000", "--json"], False),
+    ],
+)
+@pytest.mark.usefixtures("loaded")
+def test_generate_says_when_the_context_ended_the_text(
+    arguments: list[str], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", "toy", "--prompt-ids", "5,6,7", "--ignore-eos", *arguments]) == 0
+    line = f"edgert: the context of 256 tokens is full after 254 output tokens; --max-tokens is {arguments[1]}\n"
+    assert capsys.readouterr().err == (line if told else "")
+
+
+def test_a_stop_string_is_no_full_context(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = engine.complete([1, 2, 3], max_tokens=20).text[5:8]
+    monkeypatch.setattr("edgert.engine.Engine.load", lambda path: engine)  # noqa: ARG005
+    asked = ["generate", "toy", "--prompt-ids", "1,2,3", "--max-tokens", "100000"]
+    assert cli.main([*asked, "--stop", stop]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("loaded")
 def test_the_same_seed_gives_the_same_tokens(engine: Engine) -> None:
     sampling: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
@@ -119,6 +148,21 @@ def test_errors_have_the_exit_code_of_their_class(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_bench_names_the_files_there_are_in_place_of_a_bundled_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "traffic.yaml"
+    asked = ["bench", str(tmp_path), "--traffic", "steady-chat", "--requests", "1"]
+    assert cli.main(asked) == 8
+    without = capsys.readouterr().err
+    assert without.startswith("edgert: steady-chat: no such file (")
+    assert "no bundled name" in without
+    assert str(own) not in without
+    own.write_text("not read here")
+    assert cli.main(asked) == 8
+    assert f"the artifact's own: {own};" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -138,6 +182,23 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         cli.main(arguments)
     assert caught.value.code == 2
     assert "usage: edgert" in capsys.readouterr().err
+
+
+def test_help_describes_every_command_and_every_option_with_its_default() -> None:
+    top = cli.build_parser()
+    (commands,) = [each for each in top._actions if isinstance(each, argparse._SubParsersAction)]
+    assert set(commands.choices) == {"generate", "chat", "bench", "doctor"}
+    for name, parser in commands.choices.items():
+        assert (parser.description or "").endswith("."), name
+        for action in parser._actions:
+            where, text = f"{name} {action.dest}", action.help or ""
+            assert text, where
+            if action.option_strings and action.required:
+                assert "(required)" in text, where
+            elif isinstance(action.default, (int, float)) and action.nargs != 0:
+                assert f"(default {action.default:g})" in text, where
+            elif action.dest in ("seed", "draft_length", "stop", "slo_ttft_ms", "slo_tpot_ms"):
+                assert "(default " in text, where
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "-h"], ["chat", "-h"], ["bench", "-h"], ["--version"]])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from edgert.config import CONFIG_NAME, load_config
 from edgert.errors import ArtifactError, BackendError, EdgertError, GoldenMismatch
 from edgert.manifest import Manifest, load_manifest
 
@@ -51,7 +52,7 @@ def _screen(artifact: Path, manifest: Manifest, sizes: dict[str, int | None]) ->
         ("artifact", f"{manifest.name}  ({artifact}), {state}"),
         ("model", f"{model.name} ({model.family}), {model.layers} layers, hidden {model.hidden_size}, {vocabulary}"),
         ("backend", f"{backend.name} {backend.version}, {backend.precision}, compute capability: {where}"),
-        ("context", f"{manifest.context_tokens:,} tokens in each of {manifest.slots} slots"),
+        ("context", _context(artifact, manifest)),
         ("drafts", f"{manifest.draft_length} tokens a step" if manifest.draft_length else "none"),
         ("traffic", f"{manifest.traffic.name}, {manifest.traffic.requests:,} requests"),
         ("attribution", manifest.traffic.attribution or "none"),
@@ -65,6 +66,20 @@ def _screen(artifact: Path, manifest: Manifest, sizes: dict[str, int | None]) ->
     files = [(name, "missing" if size is None else f"{size:,}") for name, size in sizes.items()]
     files.append(("total", f"{sum(filter(None, sizes.values())):,}"))
     console.print(_table("files", ("path", "bytes"), files))
+
+
+def _context(artifact: Path, manifest: Manifest) -> str:
+    """What the artifact was built for and, where its scheduler.yaml says less, what is in use."""
+    slots = f"each of {manifest.slots} slots" if manifest.slots > 1 else "1 slot"
+    built = f"{manifest.context_tokens:,} tokens in {slots}"
+    try:
+        config = load_config(artifact, manifest)
+    except EdgertError as error:  # `verify` fails on it; the rest of the screen is sound
+        return f"{built}; not usable as it is: {error}"
+    if (config.slots, config.context_tokens) == (manifest.slots, manifest.context_tokens):
+        return built
+    used = f"{config.slots} slot{'s' if config.slots > 1 else ''}, {config.context_tokens:,} tokens"
+    return f"{built}; {CONFIG_NAME} uses {used}"
 
 
 def _joined(tools: Any) -> str:
@@ -97,11 +112,7 @@ def verify(artifact: Path, no_golden: bool) -> None:
     Exit codes: 0 all passed; 3 damaged; 4 scheduler.yaml asks for the impossible; 7 the engine's numbers are wrong;
     10 the files are sound, but this host cannot run the engine.
     """
-    try:
-        code = run_verify(artifact, golden=not no_golden)
-    except EdgertError as error:
-        click.echo(f"FAILED  {error}")
-        raise
+    code = run_verify(artifact, golden=not no_golden)
     if code:
         sys.exit(code)
 
