@@ -175,6 +175,19 @@ def test_measured_costs_lie_in_an_artifact_without_damaging_it(artifact: Path) -
     assert check_files(artifact, load_manifest(artifact))
 
 
+def test_a_trace_that_comes_all_at_once_takes_no_rate(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n3.0,20,5\n3.0,30,6\n")
+    arrivals, pattern = read_arrivals(path)
+    assert [each.prompt_tokens for each in arrivals] == [20, 30]
+    assert (pattern.how, pattern.rate) == ("all at once, as the trace says", 0.0)
+    with pytest.raises(TrafficError, match=r"its 2 requests all come at once") as refused:
+        read_arrivals(path, rate=2.0)
+    assert "--concurrency" in str(refused.value.hint)
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n3.0,20,5\n")
+    assert len(read_arrivals(path, rate=2.0)[0]) == 1
+
+
 @pytest.mark.parametrize("arguments", [("--rate", "1", "--load", "0.5"), ("--measure", "--profile", "cpu")])
 def test_two_answers_to_one_question_are_refused(artifact: Path, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SimulationError, match="give"):

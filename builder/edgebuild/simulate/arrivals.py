@@ -54,6 +54,8 @@ def read_arrivals(
 ) -> tuple[list[Arrival], Pattern]:
     """The requests of a trace in order of time, or `requests` drawn from a histogram. Raises TrafficError.
 
+    A trace whose requests all come at once has no rate, and takes none.
+
     requests    at most so many of a trace, from its beginning; a histogram gives 1,000 unless told otherwise
     rate        requests a second. A trace keeps its pattern and is stretched to it; a histogram needs it
     burstiness  shape of the gamma process where there are no times: 1 = Poisson, smaller = in bursts; None: what the
@@ -64,7 +66,12 @@ def read_arrivals(
         arrivals, skipped = timed
         arrivals = arrivals[:requests]
         natural = mean_rate(arrivals)
-        how = f"times of the trace, {natural:.3g} requests/s"
+        how = f"times of the trace, {natural:.3g} requests/s" if natural else "all at once, as the trace says"
+        if rate is not None and not natural and len(arrivals) > 1:
+            raise TrafficError(
+                f"{path}: its {len(arrivals):,} requests all come at once, no rate can be made of that",
+                hint="leave out --rate and --load, or keep so many at any time: --concurrency",
+            )
         if rate is not None and natural:
             arrivals = [replace(each, at_s=each.at_s * natural / rate) for each in arrivals]
             how += f", stretched to {rate:.3g}"
