@@ -93,7 +93,8 @@ def test_the_same_trace_written_another_way_reads_the_same(write, content, chang
 def test_burstgpt_failures_are_counted_and_the_log_type_is_the_task(write):
     histogram = read_traffic(write(BURSTGPT))
     assert histogram.requests == 3
-    assert histogram.skipped == {"failed request (0 response tokens)": 1}
+    assert histogram.skipped == {"failed, with 0 response tokens": 1}
+    assert histogram.first_skipped == {"failed, with 0 response tokens": "line 3: response tokens 0"}
     assert histogram.tasks == {"Conversation log": 1, "API log": 2}
 
 
@@ -163,6 +164,7 @@ def test_whole_blocks_and_single_rows_agree_on_any_damage(write, lines, good_at)
         patch.setattr(csv_format._Rows, "_take_fast", lambda _self, _block: False)
         slow = read_traffic(path)
     assert fast == slow
+    assert fast.first_skipped == slow.first_skipped
     rows = "\n".join(lines).replace("\r", "\n").split("\n")
     assert fast.requests + sum(fast.skipped.values()) == sum(1 for row in rows if row)
 
@@ -174,7 +176,9 @@ def test_block_ends_may_fall_anywhere(write, size, content):
     whole = read_traffic(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "BLOCK_BYTES", max(size, len(content.split("\n")[0]) + 1))
-        assert read_traffic(path) == whole
+        cut = read_traffic(path)
+    assert cut == whole
+    assert cut.first_skipped == whole.first_skipped
 
 
 def test_a_length_column_that_stands_twice_is_refused(write):
@@ -185,7 +189,8 @@ def test_a_length_column_that_stands_twice_is_refused(write):
 def test_an_endless_field_is_a_bad_row(write):
     histogram = read_traffic(write('t,ContextTokens,GeneratedTokens\n"' + "x" * 200_000 + '",1,2\n"y",3,4\n'))
     assert same_lengths(histogram, [(3, 4)])
-    assert histogram.skipped == {"not a row of this format": 1}
+    assert histogram.skipped == {csv_format.NOT_CSV: 1}
+    assert histogram.first_skipped[csv_format.NOT_CSV].startswith("line 2: field larger than field limit")
 
 
 def test_line_ends_of_an_old_mac_are_line_ends(write):
@@ -205,7 +210,12 @@ def test_mooncake_rows_without_lengths_are_counted(write):
     )
     histogram = read_traffic(write(content))
     assert same_lengths(histogram, [*THREE, (10, 2)])
-    assert histogram.skipped == {"no input_length or output_length": 2, "not a JSON object": 2}
+    assert histogram.skipped == {"without input_length": 1, "not a whole number": 1, "not a JSON object": 2}
+    assert histogram.first_skipped == {
+        "without input_length": "line 4",
+        "not a JSON object": "line 5: 'not json'",
+        "not a whole number": "line 6: input_length True",
+    }
     assert histogram.tasks == {"text": 1}
 
 
@@ -230,11 +240,18 @@ def test_openai_batch_output(write):
     histogram = read_traffic(write(content))
     assert same_lengths(histogram, [(374, 44), (396, 109)])
     assert histogram.skipped == {
-        "failed request (error)": 1,
-        "no usage in response.body": 2,
-        "failed request (status code)": 1,
-        "no token counts in usage": 1,
-        "no response": 1,
+        "failed, with an error": 1,
+        "without usage in response.body": 2,
+        "failed, with a status code": 1,
+        "without completion_tokens": 1,
+        "without response": 1,
+    }
+    assert histogram.first_skipped == {
+        "failed, with an error": "line 1: error 'batch_expired'",
+        "without usage in response.body": "line 4",
+        "failed, with a status code": "line 5: status_code 429",
+        "without completion_tokens": "line 6",
+        "without response": "line 7",
     }
 
 
@@ -270,7 +287,12 @@ def test_sharegpt_counts_every_answer_with_all_text_before_it(write, monkeypatch
     monkeypatch.setattr(source, "BLOCK_BYTES", max(block, 120 if form == "lines" else 8))
     histogram = read_traffic(path, tokenizer=words)
     assert same_lengths(histogram, [(2, 1), (5, 1), (9, 3)])
-    assert histogram.skipped == {"no conversations": 1, "no prompt tokens": 1}
+    assert histogram.skipped == {"without conversations": 1, "with no prompt tokens": 1}
+    unit = "line" if form == "lines" else "record"
+    assert histogram.first_skipped == {
+        "without conversations": f"{unit} 4",
+        "with no prompt tokens": f"{unit} 2: prompt tokens 0",
+    }
 
 
 def test_sharegpt_without_a_tokenizer_says_what_is_missing(write):
@@ -325,8 +347,10 @@ def test_a_trace_without_a_usable_request_is_an_error(write, content):
 
 
 def test_what_was_skipped_is_in_the_error(write):
-    with pytest.raises(TrafficError, match=r"1 × not a row of this format; 2 × no output tokens"):
+    with pytest.raises(TrafficError, match="no usable request") as caught:
         read_traffic(write("ContextTokens,GeneratedTokens\n5,0\n6,0\n,\n"))
+    told = "skipped 3 rows: 2 with no output tokens (line 2: generatedtokens 0), 1 without contexttokens (line 4)"
+    assert str(caught.value).endswith(told)
 
 
 def test_a_missing_file_a_folder_and_a_cut_gzip_are_errors(write, tmp_path):

@@ -11,6 +11,7 @@ from edgebuild.traffic import Histogram, HistogramBuilder, dump_histogram, read_
 from edgebuild.traffic.histogram import LONGEST_TOKENS, percentile
 from edgebuild.traffic.histogram_file import parse_histogram
 from edgebuild.traffic.picture import bar, log_bins, save_picture, text_bars
+from edgebuild.traffic.skipped import skipped_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,15 +133,57 @@ def test_lengths_out_of_range_are_skipped_by_reason():
     outputs = np.array([3, 0, 2, 2, 5], np.int64)
     assert builder.add(prompts, outputs).tolist() == [False, False, False, True, False]
     assert builder.requests == 1
+    assert builder.first_skipped == {}, "nobody said where the rows stand"
     assert builder.skipped == {
-        "no prompt tokens": 2,
-        "no output tokens": 1,
+        "with no prompt tokens": 1,
+        "negative": 1,
+        "with no output tokens": 1,
         f"longer than {LONGEST_TOKENS:,} tokens": 1,
     }
     with pytest.raises(ValueError, match="out of range"):
         Histogram.from_lengths([0], [1])
     with pytest.raises(ValueError, match="2 prompt lengths and 1 output"):
         Histogram.from_lengths([1, 2], [1])
+
+
+@given(st.lists(st.lists(st.tuples(*[st.sampled_from([-3, 0, 7, LONGEST_TOKENS + 1])] * 2)), max_size=4))
+@settings(deadline=None)
+def test_the_first_request_of_each_reason_is_the_one_named(blocks):
+    builder = HistogramBuilder()
+    expected: dict[str, str] = {}
+    for number, block in enumerate(blocks):
+        pairs = np.array(block, np.int64).reshape(-1, 2)
+        builder.add(pairs[:, 0], pairs[:, 1], lambda at, of_output, number=number: f"{number} {at} {int(of_output)}")
+        for at, pair in enumerate(block):
+            for reason, tells in (
+                ("negative", [tokens < 0 for tokens in pair]),
+                ("with no prompt tokens", [pair[0] == 0, False]),
+                ("with no output tokens", [False, pair[1] == 0]),
+                (f"longer than {LONGEST_TOKENS:,} tokens", [tokens > LONGEST_TOKENS for tokens in pair]),
+            ):
+                if any(tells):
+                    expected.setdefault(reason, f"{number} {at} {tells.index(True)}")
+                    break
+    assert builder.first_skipped == expected
+    assert builder.requests + sum(builder.skipped.values()) == sum(len(block) for block in blocks)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["negative", "with no output tokens", "without x"]), st.integers(1, 3000), min_size=1
+    )
+)
+def test_the_line_on_skipped_rows_adds_up_and_is_plural_for_more_than_one(skipped):
+    told = skipped_text(skipped, {"negative": "line 7"})
+    total = sum(skipped.values())
+    assert told.startswith(f"skipped {total:,} row{'s' * (total > 1)}: ")
+    parts = told.split(": ", 1)[1].split(", ")
+    assert len(parts) == len(skipped)
+    for reason, rows in skipped.items():
+        number = f"{rows:,} " if len(skipped) > 1 else ""
+        assert number + reason + (" (line 7)" if reason == "negative" else "") in parts
+    counts = [skipped[reason] for part in parts for reason in skipped if reason in part]
+    assert counts == sorted(counts, reverse=True)
 
 
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=60), st.sampled_from([1, 3, 6]))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,8 @@ def test_llamacpp_server_logs_of_every_wording(write, log, requests, unfinished)
     histogram = read_traffic(write(log))
     assert same_lengths(histogram, requests)
     assert sum(histogram.skipped.values()) == unfinished
+    assert histogram.first_skipped.keys() == histogram.skipped.keys()
+    assert all(re.fullmatch(r"slot \d+, task \d+", place) for place in histogram.first_skipped.values())
 
 
 def test_a_2024_log_adds_the_cached_tokens(write):
@@ -121,7 +124,7 @@ def test_a_log_that_begins_with_much_else_is_still_read(write, monkeypatch):
 
 def test_a_shifted_context_tells_no_prompt_length(write):
     log = LLAMA_EARLY_2026.replace("truncated = 0", "truncated = 1")
-    with pytest.raises(TrafficError, match=r"no usable request .*prompt length not logged"):
+    with pytest.raises(TrafficError, match=r"no usable request .*without a logged prompt length \(slot 0, task 124\)"):
         read_traffic(write(log))
 
 

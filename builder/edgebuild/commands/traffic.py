@@ -21,6 +21,8 @@ from edgebuild.traffic import KNOWN_FORMATS, Histogram, dump_histogram, read_tra
 from edgebuild.traffic.histogram import percentile
 from edgebuild.traffic.histogram_file import shown_text
 from edgebuild.traffic.picture import save_picture, text_bars
+from edgebuild.traffic.skipped import skipped_text
+from edgebuild.traffic.tokens import token_counter
 
 PERCENTS = (10, 50, 90, 99, 100)
 LONG_READ_BYTES = 16 << 20
@@ -30,7 +32,12 @@ LONG_READ_BYTES = 16 << 20
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Write the histogram as YAML; a profile can name it.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw it: FILE.png or FILE.svg.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Model folder or tokenizer.json, for ShareGPT.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="The model that counts tokens, for ShareGPT: a GGUF, a tokenizer.json, or a folder with one of them "
+    "(a checkpoint, an artifact).",
+)
 @click.option("--name", help="Name of the histogram.  [default: the file's name]")
 @click.option("--attribution", help="Licence and origin of the trace, kept in the histogram.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -50,7 +57,8 @@ def traffic(
     """
     console = Console(stderr=as_json)
     with _progress(file, console) as progress:
-        histogram = read_traffic(file, tokenizer=_tokenizer(tokenizer), progress=progress)
+        count = None if tokenizer is None else token_counter(tokenizer)
+        histogram = read_traffic(file, tokenizer=count, progress=progress)
     histogram = _renamed(histogram, name, attribution)
     if output is not None:
         _write(output, dump_histogram(histogram))
@@ -79,6 +87,7 @@ def summary(histogram: Histogram) -> dict[str, Any]:
         "attribution": histogram.attribution,
         "requests": histogram.requests,
         "skipped": dict(histogram.skipped),
+        "first_skipped": dict(histogram.first_skipped),
         "tasks": dict(histogram.tasks),
         "prompt_tokens": of(histogram.prompt_counts, histogram.prompt_tokens),
         "output_tokens": of(histogram.output_counts, histogram.output_tokens),
@@ -90,7 +99,7 @@ def summary(histogram: Histogram) -> dict[str, Any]:
 
 
 def _show(histogram: Histogram, console: Console) -> None:
-    table = Table(title=Text(f"{histogram.name}: {histogram.requests:,} requests"), title_justify="left")
+    table = Table(title=Text(f"{histogram.name}: {_requests(histogram.requests)}"), title_justify="left")
     table.add_column("tokens")
     for percent in PERCENTS:
         table.add_column("max" if percent == 100 else f"p{percent}", justify="right")
@@ -106,32 +115,16 @@ def _show(histogram: Histogram, console: Console) -> None:
         for line in text_bars(counts):
             console.print(Text("  " + line), soft_wrap=True)
     for task, requests in sorted(histogram.tasks.items(), key=lambda item: -item[1]):
-        console.print(Text(f"task {task}: {requests:,} requests"))
-    for reason, rows in histogram.skipped.items():
-        console.print(Text(f"skipped {rows:,} rows: {reason}", style="yellow"))
+        console.print(Text(f"task {task}: {_requests(requests)}"))
+    if any(histogram.skipped.values()):
+        told = skipped_text(histogram.skipped, histogram.first_skipped)
+        console.print(Text(told, style="yellow"), soft_wrap=True)
     if histogram.attribution:
         console.print(Text(histogram.attribution, style="dim"))
 
 
-def _tokenizer(path: Path | None) -> Callable[[str], int] | None:
-    """text -> tokens by a tokenizer.json, without the special tokens that a template would add."""
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise TrafficError(f"{file}: no such tokenizer", hint="give a folder with tokenizer.json, or that file")
-    try:
-        loaded = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise TrafficError(f"{file}: not a tokenizer: {error}") from error
-    loaded.no_truncation()
-
-    def count(text: str) -> int:
-        return len(loaded.encode(text, add_special_tokens=False).ids)
-
-    return count
+def _requests(number: int) -> str:
+    return f"{number:,} {'request' if number == 1 else 'requests'}"
 
 
 def _renamed(histogram: Histogram, name: str | None, attribution: str | None) -> Histogram:

@@ -1,14 +1,16 @@
 """CSV traces: which columns carry the lengths, and a parser that works on whole blocks of bytes.
 
 Columns are found by their names, in any order. A block whose rows all have as many commas as the header and no quotes
-is parsed with numpy; any other block goes through the csv module, row by row, with the same result.
+is parsed with numpy; any other block goes through the csv module, row by row, with the same result. Why a row is left
+out is found for the rows that numpy could not read, one at a time, and by the same rule in both.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +18,19 @@ import numpy.typing as npt
 
 from edgebuild.errors import TrafficError
 from edgebuild.traffic.histogram import Counts, HistogramBuilder
+from edgebuild.traffic.skipped import NEGATIVE, NO_OUTPUT, NOT_WHOLE, shown, without
 from edgebuild.traffic.source import Source
 
 MOST_DIGITS = 9  # a longer number is no token count
-BAD_ROW = "not a row of this format"
+TOO_MANY_DIGITS = f"of more than {MOST_DIGITS} digits"
+FEWER_FIELDS = "with fewer fields than the header"
+MORE_FIELDS = "with more fields than the header"
+NOT_CSV = "not readable as CSV"
+# what a field that is no token count is called; anything else is NOT_WHOLE
+_TOLD_BY_FORM = (
+    (NEGATIVE, re.compile(r"-[0-9]+(\.0)?")),
+    (TOO_MANY_DIGITS, re.compile(rf"[0-9]{{{MOST_DIGITS + 1},}}(\.0)?")),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class CsvFormat:
     output: str
     also: tuple[str, ...] = ()
     label: str = ""
-    failed: str = "no output tokens"
+    failed: str = NO_OUTPUT
 
     def matches(self, columns: Sequence[str]) -> bool:
         return {self.prompt, self.output, *self.also} <= set(columns)
@@ -54,7 +65,7 @@ CSV_FORMATS = (
         "request tokens",
         "response tokens",
         label="log type",
-        failed="failed request (0 response tokens)",
+        failed="failed, with 0 response tokens",
     ),
 )
 
@@ -103,25 +114,37 @@ class _Rows:
         self.label = columns.index(form.label) if form.label in columns else -1
         self.form = form
         self.builder = builder
+        self._before = 1  # lines of the file before the block in hand; the header is one
+        self._gaps = b""  # the block in hand as the file has it, where that has blank lines
 
     def take(self, block: bytes) -> None:
         """Count the rows of a block of whole lines."""
+        blank = 0
+        self._gaps = b""
         if b"\n\n" in block or block.startswith(b"\n"):
+            self._gaps = block
             block = b"".join(line + b"\n" for line in block.split(b"\n") if line)
-        if not block:
-            return
-        if b'"' in block or not self._take_fast(block):
-            self._take_slow(block)
+            blank = self._gaps.count(b"\n") - block.count(b"\n")
+        lines = self._take_fast(block) if block and b'"' not in block else 0
+        if block and not lines:
+            lines = self._take_slow(block)
+        self._before += lines + blank
 
-    def _take_fast(self, block: bytes) -> bool:
-        """Count a block of plain rows; False, and nothing counted, when the rows are not plain."""
+    def _line(self, row: int) -> int:
+        """The line of the file on which row `row` (from 0) of the block in hand begins. Slow in a block with gaps."""
+        if self._gaps:
+            row = [at for at, line in enumerate(self._gaps.split(b"\n")) if line][row]
+        return self._before + row + 1
+
+    def _take_fast(self, block: bytes) -> int:
+        """Count a block of plain rows and return their number; 0, and nothing counted, when they are not plain."""
         data = np.frombuffer(block, np.uint8)
         every = np.flatnonzero((data == ord(",")) | (data == ord("\n")))  # end of every field
         if every.size % self.width:
-            return False
+            return 0
         ends = every.reshape(-1, self.width)
         if not (data[ends[:, -1]] == ord("\n")).all() or (data[ends[:, :-1]] == ord("\n")).any():
-            return False
+            return 0
         starts = np.empty_like(ends)
         starts[:, 1:] = ends[:, :-1] + 1
         starts[1:, 0] = ends[:-1, -1] + 1
@@ -129,43 +152,89 @@ class _Rows:
         prompts, prompts_ok = _whole_numbers(data, starts[:, self.prompt], ends[:, self.prompt])
         outputs, outputs_ok = _whole_numbers(data, starts[:, self.output], ends[:, self.output])
         ok = prompts_ok & outputs_ok
-        self.builder.skip(BAD_ROW, int((~ok).sum()))
-        kept = self._count(prompts[ok], outputs[ok])
+        bad = np.flatnonzero(~ok)
+        for row, a, b in zip(bad.tolist(), starts[bad, 0].tolist(), ends[bad, -1].tolist(), strict=True):
+            lengths = self._lengths(block[a:b].decode("utf-8", "replace").split(","), row)
+            if lengths is not None:
+                prompts[row], outputs[row] = lengths
+                ok[row] = True
+        kept = self._count(prompts[ok], outputs[ok], lambda at: int(np.flatnonzero(ok)[at]))
         if self.label >= 0:
             rows = np.flatnonzero(ok)[kept]
             first, last = starts[rows, self.label].tolist(), ends[rows, self.label].tolist()
             self._count_labels(Counter(block[a:b] for a, b in zip(first, last, strict=True)))
-        return True
+        return int(ends.shape[0])
 
-    def _take_slow(self, block: bytes) -> None:
-        prompts, outputs, labels = [], [], []
-        bad = 0
-        rows = csv.reader(block.decode("utf-8", "replace").split("\n")[:-1])
+    def _take_slow(self, block: bytes) -> int:
+        """Count a block of any rows and return the number of its lines."""
+        prompts, outputs, labels, places = [], [], [], []
+        lines = block.decode("utf-8", "replace").split("\n")[:-1]
+        rows = csv.reader(lines)
         while True:
+            place = rows.line_num  # a quoted field may take several lines
             try:
                 row = next(rows, None)
-            except csv.Error:  # an endless field
-                row = []
+            except csv.Error as error:  # an endless field
+                self._skip(NOT_CSV, place, str(error))
+                continue
             if row is None:
                 break
-            fields = [_plain(row[self.prompt]), _plain(row[self.output])] if len(row) == self.width else []
-            if not fields or not all(text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS for text in fields):
-                bad += 1
+            lengths = self._lengths(row, place)
+            if lengths is None:
                 continue
-            prompts.append(int(fields[0]))
-            outputs.append(int(fields[1]))
+            prompts.append(lengths[0])
+            outputs.append(lengths[1])
             labels.append(row[self.label].encode() if self.label >= 0 else b"")
-        self.builder.skip(BAD_ROW, bad)
-        kept = self._count(np.array(prompts, np.int64), np.array(outputs, np.int64))
+            places.append(place)
+        kept = self._count(np.array(prompts, np.int64), np.array(outputs, np.int64), places.__getitem__)
         if self.label >= 0:
             self._count_labels(Counter(label for label, keep in zip(labels, kept.tolist(), strict=True) if keep))
+        return len(lines)
 
-    def _count(self, prompts: Counts, outputs: Counts) -> npt.NDArray[np.bool_]:
-        """Count rows; a row without output tokens is skipped under the format's own reason."""
+    def _lengths(self, row: list[str], place: int) -> tuple[int, int] | None:
+        """Both lengths of row `place` of the block; None, and the row counted as skipped, when it lacks one."""
+        if len(row) == self.width:
+            prompt, output = _plain(row[self.prompt]), _plain(row[self.output])
+            if _is_count(prompt) and _is_count(output):
+                return int(prompt), int(output)
+        self._skip(*self._fault(row, place))
+        return None
+
+    def _fault(self, row: list[str], place: int) -> tuple[str, int, str]:
+        """Why a row has no lengths, the row, and the value that tells."""
+        both = ((self.form.prompt, self.prompt), (self.form.output, self.output))
+        if len(row) != self.width:
+            lost = next((without(name) for name, column in both if column >= len(row)), FEWER_FIELDS)
+            return lost if len(row) < self.width else MORE_FIELDS, place, f"{len(row)} of {self.width} fields"
+        name, text = next((name, row[column].strip(" ")) for name, column in both if not _is_count(_plain(row[column])))
+        if not text:
+            return without(name), place, ""
+        reason = next((reason for reason, form in _TOLD_BY_FORM if form.fullmatch(text)), NOT_WHOLE)
+        return reason, place, shown(name, text)
+
+    def _skip(self, reason: str, place: int, found: str) -> None:
+        """Count row `place` of the block as skipped."""
+        known = reason in self.builder.first_skipped
+        self.builder.skip(reason, 1, "" if known else f"line {self._line(place):,}{': ' if found else ''}{found}")
+
+    def _count(self, prompts: Counts, outputs: Counts, place: Callable[[int], int]) -> npt.NDArray[np.bool_]:
+        """Count rows; a row without output tokens is skipped under the format's own reason.
+
+        place   gives the row of the block that holds prompts[i] and outputs[i]
+        """
         failed = (outputs == 0) & (prompts > 0)
-        self.builder.skip(self.form.failed, int(failed.sum()))
+        if failed.any():
+            first = place(int(failed.argmax()))
+            found = f"line {self._line(first):,}: {shown(self.form.output, 0)}"
+            self.builder.skip(self.form.failed, int(failed.sum()), found)
         kept: npt.NDArray[np.bool_] = ~failed
-        kept[kept] = self.builder.add(prompts[kept], outputs[kept])
+
+        def where(at: int, of_output: bool) -> str:
+            row = int(np.flatnonzero(~failed)[at])
+            name, value = (self.form.output, outputs[row]) if of_output else (self.form.prompt, prompts[row])
+            return f"line {self._line(place(row)):,}: {shown(name, int(value))}"
+
+        kept[kept] = self.builder.add(prompts[kept], outputs[kept], where)
         return kept
 
     def _count_labels(self, labels: Counter[bytes]) -> None:
@@ -178,6 +247,10 @@ class _Rows:
 def _plain(text: str) -> str:
     """A number without outer spaces and without the `.0` that some writers add to whole numbers."""
     return text.strip(" ").removesuffix(".0")
+
+
+def _is_count(text: str) -> bool:
+    return len(text) <= MOST_DIGITS and text.isascii() and text.isdigit()
 
 
 def _whole_numbers(

@@ -5,16 +5,20 @@ Memory is bounded by the longest request, never by the number of requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from edgebuild.traffic.skipped import NEGATIVE, NO_OUTPUT, NO_PROMPT
+
 Counts = npt.NDArray[np.int64]
+Where = Callable[[int, bool], str]  # (request, of its output?) -> where it stands and which length it has
 
 # A longer "length" is a misread column or a damaged row; it would also make the arrays grow without bound.
 LONGEST_TOKENS = 1 << 22
+TOO_LONG = f"longer than {LONGEST_TOKENS:,} tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,8 @@ class Histogram:
     decode_context_counts   [longest prompt + output + 1] decode steps taken at exactly this context length
     tasks                   task label -> requests, empty when the trace has none
     burstiness              shape of the gamma process that its arrivals resemble (1 = Poisson); None = not known
+    first_skipped           reason -> where the first row left out for it stands and what it holds; known after reading
+                            a trace, kept in no file, and no part of what makes two histograms equal
     """
 
     name: str
@@ -43,6 +49,7 @@ class Histogram:
     decode_context_counts: Counts
     tasks: Mapping[str, int] = field(default_factory=dict)
     burstiness: float | None = None
+    first_skipped: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_lengths(
@@ -124,29 +131,29 @@ class HistogramBuilder:
         self._changes: Counts = np.zeros(0, np.int64)  # [context] decode steps here minus decode steps one below
         self.requests = 0
         self.skipped: dict[str, int] = {}
+        self.first_skipped: dict[str, str] = {}
         self.tasks: dict[str, int] = {}
 
-    def skip(self, reason: str, rows: int = 1) -> None:
-        """Count rows that are left out."""
+    def skip(self, reason: str, rows: int = 1, first: str = "") -> None:
+        """Count rows that are left out. `first` says where the first of them stands; that of the first call is kept."""
         if rows:
             self.skipped[reason] = self.skipped.get(reason, 0) + rows
+            if first:
+                self.first_skipped.setdefault(reason, first)
 
     def label(self, task: str, requests: int = 1) -> None:
         """Count requests of one task."""
         self.tasks[task] = self.tasks.get(task, 0) + requests
 
-    def add(self, prompts: Counts, outputs: Counts) -> npt.NDArray[np.bool_]:
-        """Count requests; returns which of them were counted. Lengths out of range are skipped by reason."""
+    def add(self, prompts: Counts, outputs: Counts, where: Where | None = None) -> npt.NDArray[np.bool_]:
+        """Count requests; returns which of them were counted. Lengths out of range are skipped by reason, and `where`
+        is asked for the first request of each reason."""
         if prompts.shape != outputs.shape:
             raise ValueError(f"{prompts.size} prompt lengths and {outputs.size} output lengths")
-        no_prompt = prompts < 1
-        no_output = ~no_prompt & (outputs < 1)
-        too_long = ~no_prompt & ~no_output & ((prompts > LONGEST_TOKENS) | (outputs > LONGEST_TOKENS))
-        self.skip("no prompt tokens", int(no_prompt.sum()))
-        self.skip("no output tokens", int(no_output.sum()))
-        self.skip(f"longer than {LONGEST_TOKENS:,} tokens", int(too_long.sum()))
-        kept: npt.NDArray[np.bool_] = ~(no_prompt | no_output | too_long)
+        kept: npt.NDArray[np.bool_] = (prompts >= 1) & (outputs >= 1)
+        kept &= (prompts <= LONGEST_TOKENS) & (outputs <= LONGEST_TOKENS)
         if not kept.all():
+            self._skip_out_of_range(prompts, outputs, where)
             prompts, outputs = prompts[kept], outputs[kept]
         if prompts.size:
             self.requests += int(prompts.size)
@@ -155,6 +162,23 @@ class HistogramBuilder:
             self._changes = _plus(self._changes, np.bincount(prompts), 1)
             self._changes = _plus(self._changes, np.bincount(prompts + outputs), -1)
         return kept
+
+    def _skip_out_of_range(self, prompts: Counts, outputs: Counts, where: Where | None) -> None:
+        """Count every request out of range under the first reason that it gives."""
+        left = np.ones(prompts.size, np.bool_)
+        nothing = np.zeros(prompts.size, np.bool_)
+        for reason, of_prompt, of_output in (
+            (NEGATIVE, prompts < 0, outputs < 0),
+            (NO_PROMPT, prompts == 0, nothing),
+            (NO_OUTPUT, nothing, outputs == 0),
+            (TOO_LONG, prompts > LONGEST_TOKENS, outputs > LONGEST_TOKENS),
+        ):
+            here = left & (of_prompt | of_output)
+            left &= ~here
+            if here.any():
+                first = int(here.argmax())
+                told = where(first, not of_prompt[first]) if where and reason not in self.first_skipped else ""
+                self.skip(reason, int(here.sum()), told)
 
     def finish(self, *, name: str, source_sha256: str, attribution: str) -> Histogram:
         """The histogram of everything added so far."""
@@ -168,6 +192,7 @@ class HistogramBuilder:
             output_counts=self._outputs,
             decode_context_counts=np.cumsum(self._changes),
             tasks=dict(self.tasks),
+            first_skipped=dict(self.first_skipped),
         )
 
 

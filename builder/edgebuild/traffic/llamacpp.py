@@ -31,8 +31,8 @@ _TIMING = re.compile(r"(prompt |generation )?\beval time\s*=\s*[\d.]+ ms /\s*(\d
 _RELEASE = re.compile(r"\bstop processing: (?:n_tokens|n_past) = (\d+), truncated = (\d)")
 _MARKS = ("eval time", "| task", "id_task=", "[task id:", "in cache:")
 
-NO_OUTPUT = "no output length logged (cancelled, or cut off)"
-NO_PROMPT = "prompt length not logged"
+NO_OUTPUT = "without a logged output length, cancelled or cut off"
+NO_PROMPT = "without a logged prompt length"
 
 
 @dataclass
@@ -125,8 +125,9 @@ class LlamaLog:
             return
         if self._current == key:
             self._current = None
+        place = f"slot {key[0]}, task {key[1]}"  # what its lines in the log can be found by
         if request.output is None:
-            self._builder.skip(NO_OUTPUT)
+            self._builder.skip(NO_OUTPUT, 1, place)
             return
         prompt = request.prompt
         if prompt is None and request.end is not None:
@@ -134,6 +135,8 @@ class LlamaLog:
         if prompt is None and request.evaluated is not None and request.cached is not None:
             prompt = request.evaluated + request.cached
         if prompt is None:
-            self._builder.skip(NO_PROMPT)
+            self._builder.skip(NO_PROMPT, 1, place)
             return
-        self._builder.add(np.array([prompt], np.int64), np.array([request.output], np.int64))
+        self._builder.add(
+            np.array([prompt], np.int64), np.array([request.output], np.int64), where=lambda _at, _of_output: place
+        )

@@ -16,6 +16,7 @@ from edgebuild.traffic.histogram import Histogram, HistogramBuilder
 from edgebuild.traffic.histogram_file import MARK, parse_histogram
 from edgebuild.traffic.json_format import CountTokens, read_mooncake, read_openai_batch, read_sharegpt
 from edgebuild.traffic.llamacpp import LlamaLog
+from edgebuild.traffic.skipped import skipped_text
 from edgebuild.traffic.source import Progress, Source
 
 KNOWN_FORMATS = (
@@ -60,8 +61,8 @@ def read_traffic(
         else:
             _read_log(source, builder, first)
         if builder.requests == 0:
-            reasons = "; ".join(f"{rows:,} × {reason}" for reason, rows in builder.skipped.items())
-            raise TrafficError(f"{path}: no usable request in this trace ({reasons or 'it has no rows'})")
+            told = skipped_text(builder.skipped, builder.first_skipped) if builder.skipped else "it has no rows"
+            raise TrafficError(f"{path}: no usable request in this trace: {told}")
         return builder.finish(name=path.name.split(".")[0], source_sha256=source.sha256(), attribution="")
 
 
