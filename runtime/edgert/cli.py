@@ -306,9 +306,9 @@ def _lengths(options: argparse.Namespace) -> Draws:
         own = options.artifact / "traffic.yaml"
         raise bench.TrafficFileError(
             f"{options.traffic}: no such file",
-            hint="bench takes a histogram YAML or a CSV, no bundled name; "
-            + (f"the artifact's own: {own}; " if own.is_file() else "")
-            + "the folder of the bundled ones stands under traffic in: edgebuild profiles show cpu",
+            hint="bench takes a histogram YAML or a CSV, no bundled name: "
+            + (f"the artifact's own is {own}; " if own.is_file() else "")
+            + "edgebuild traffic NAME --output mine.yaml writes a bundled one",
         ) from None
     except OSError:  # read_lengths says what it is
         pass

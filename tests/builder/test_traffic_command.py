@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from edgebuild.checkpoint import open_checkpoint
 from edgebuild.commands.traffic import traffic
 from edgebuild.errors import CheckpointError, TrafficError
+from edgebuild.profile.loader import bundled_traffic
 from edgebuild.traffic import read_traffic
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -176,6 +177,15 @@ def test_a_folder_without_a_tokenizer_or_with_two_models_is_told(trace, tmp_path
         (folder / name).write_bytes(b"GGUF")
     with pytest.raises(TrafficError, match="holds 2 GGUF files"):
         run(trace, "--tokenizer", folder)
+
+
+def test_a_bundled_histogram_is_read_by_its_name_and_another_name_is_not(tmp_path):
+    shown = json.loads(run("steady-chat", "--output", tmp_path / "mine.yaml", "--json"))
+    assert shown["name"] == "steady-chat"
+    assert read_traffic(tmp_path / "mine.yaml") == read_traffic(bundled_traffic("steady-chat"))
+    with pytest.raises(TrafficError, match="stedy-chat: neither a file nor a bundled traffic") as refused:
+        run("stedy-chat")
+    assert "did you mean steady-chat?" in str(refused.value.hint)
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(trace, tmp_path):

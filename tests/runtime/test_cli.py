@@ -160,7 +160,7 @@ def test_bench_names_the_files_there_are_in_place_of_a_bundled_name(
     assert str(own) not in without
     own.write_text("not read here")
     assert cli.main(asked) == 8
-    assert f"the artifact's own: {own};" in capsys.readouterr().err
+    assert f"the artifact's own is {own};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import click
 from edgebuild.commands.numbers import FiniteRange
 
 if TYPE_CHECKING:
-    from edgebuild.simulate.artifact import Subject
     from edgebuild.simulate.records import Run
     from edgebuild.simulate.study import Study
 
@@ -82,6 +81,7 @@ def simulate(
     from edgert.tempo import Targets
 
     from edgebuild.errors import SimulationError
+    from edgebuild.profile.loader import find_traffic
     from edgebuild.simulate.artifact import find_costs, read_subject
     from edgebuild.simulate.artifact import measure as measure_here
     from edgebuild.simulate.study import Ask, study
@@ -106,7 +106,7 @@ def simulate(
         (config.tpot_target_ms or subject.tpot_ms) if slo_tpot_ms is None else slo_tpot_ms,
     )
     ask = Ask(
-        traffic=_traffic(traffic, subject),
+        traffic=subject.directory / "traffic.yaml" if traffic is None else find_traffic(traffic),
         policies=("fixed", "adaptive") if policy == "both" else (policy,),
         rate=rate,
         load=load,
@@ -130,23 +130,6 @@ def simulate(
         _show(made)
     if picture is not None:
         _draw(picture, made, as_json)
-
-
-def _traffic(name: str | None, subject: Subject) -> Path:
-    """A file, a bundled name, or what the artifact carries."""
-    from edgebuild.errors import TrafficError
-    from edgebuild.profile.loader import bundled_traffic, bundled_traffic_names
-
-    if name is None:
-        return subject.directory / "traffic.yaml"
-    path = Path(name)
-    if path.exists():
-        return path
-    if name.removesuffix(".yaml") in bundled_traffic_names():
-        return bundled_traffic(name.removesuffix(".yaml"))
-    raise TrafficError(
-        f"{name}: neither a file nor a bundled traffic", hint=f"bundled: {', '.join(bundled_traffic_names())}"
-    )
 
 
 @contextmanager

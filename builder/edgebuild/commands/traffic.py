@@ -17,6 +17,7 @@ from rich.text import Text
 
 from edgebuild.errors import TrafficError
 from edgebuild.files import write_whole
+from edgebuild.profile.loader import find_traffic
 from edgebuild.traffic import KNOWN_FORMATS, Histogram, dump_histogram, read_traffic
 from edgebuild.traffic.histogram import percentile
 from edgebuild.traffic.histogram_file import shown_text
@@ -50,12 +51,13 @@ def traffic(
     attribution: str | None,
     as_json: bool,
 ) -> None:
-    """Read a trace FILE and show what it says about prompt and output lengths.
+    """Read a trace FILE and show what it says about prompt and output lengths. The name of a bundled one will do too.
 
     The format is told by the content: Azure, BurstGPT, Mooncake, OpenAI batch output, llama.cpp server log, ShareGPT,
     or a histogram written by this command.
     """
     console = Console(stderr=as_json)
+    file = find_traffic(file)
     with _progress(file, console) as progress:
         count = None if tokenizer is None else token_counter(tokenizer)
         histogram = read_traffic(file, tokenizer=count, progress=progress)

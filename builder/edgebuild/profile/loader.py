@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from edgebuild.data import bundled
-from edgebuild.errors import ProfileError
+from edgebuild.errors import ProfileError, TrafficError
 from edgebuild.profile.nodes import Document, Mark, Where, read_document
 from edgebuild.profile.schema import Profile
 
@@ -31,6 +31,21 @@ def bundled_traffic(name: str = DEFAULT_TRAFFIC) -> Path:
 def bundled_traffic_names() -> list[str]:
     """Names of the traffic histograms that ship with edgebuild."""
     return sorted(path.stem for path in (bundled("profiles") / "traffic").glob("*.yaml"))
+
+
+def find_traffic(path_or_name: Path | str) -> Path:
+    """The file meant: one that exists, else the bundled histogram of that name. Raises TrafficError."""
+    path, name = Path(path_or_name), str(path_or_name).removesuffix(".yaml")
+    if path.exists():
+        return path
+    if name in bundled_traffic_names():
+        return bundled_traffic(name)
+    near = difflib.get_close_matches(name, bundled_traffic_names(), n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise TrafficError(
+        f"{path_or_name}: neither a file nor a bundled traffic",
+        hint=f"{meant}bundled: {', '.join(bundled_traffic_names())}",
+    )
 
 
 def find_profile(path_or_name: Path | str) -> Path:
