@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,14 @@ def test_a_child_overrides_key_by_key(write):
     write(GOOD, "base.yaml")
     child = load_profile(write("extends: base\nname: child\nlimits:\n  context_tokens: 512\n"))
     assert (child.name, child.limits.slots, child.limits.context_tokens) == ("child", 4, 512)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("small-box.yaml", "small-box"), ("my box.yaml", "base"), ("base2.yaml", "base2")]
+)
+def test_a_child_without_a_name_goes_by_its_files_where_that_can_be_one(write, file, name):
+    write(re.sub(r"^name: .*$", "name: base", GOOD, flags=re.MULTILINE), "base.yaml")
+    assert load_profile(write("extends: base\nlimits:\n  context_tokens: 512\n", file)).name == name
 
 
 def test_a_circle_of_extends_is_refused(write):

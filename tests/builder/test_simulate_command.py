@@ -158,10 +158,28 @@ def test_the_estimate_of_an_artifact_is_that_of_its_plan() -> None:
         ledger=(LedgerLine("weights", weights, ""),),
         states=(StateSpec("key", "key.out", "float32", "kv", (SMOLLM2.layers, plan.cache_tokens, kv)),),
     )
-    here = of_artifact(manifest, plan.to_json(), plan.cells, profile, plan.cost.launch_cost_tokens)
+    bandwidth = profile.device.bandwidth_gb_per_s * 1e9
+    here = of_artifact(manifest, plan.to_json(), plan.cells, profile.name, bandwidth, plan.cost.launch_cost_tokens)
     there = of_plan(plan)
     for cell in plan.cells:
         assert here.cells[cell] == pytest.approx(there.cells[cell])
+
+
+def test_costs_are_estimated_for_the_device_that_the_plan_was_made_for(artifact: Path) -> None:
+    (artifact / "costs.json").unlink()
+    plan = json.loads((artifact / "plan.json").read_text()) if (artifact / "plan.json").exists() else {}
+
+    def estimated(**facts: object) -> StepCosts:
+        return find_costs(replace(read_subject(artifact), plan={**plan, **facts}))
+
+    mine = estimated(device="small", bandwidth_gb_per_s=40.0)  # no bundled profile has that name
+    assert (mine.source, mine.device) == ("estimate", "small")
+    slower = estimated(device="small", bandwidth_gb_per_s=20.0)
+    assert all(slower.cells[cell][0] > ms[0] for cell, ms in mine.cells.items())
+    before = load_profile("cpu").device.bandwidth_gb_per_s  # a plan of an older edgebuild names the profile alone
+    assert estimated(device="cpu").cells == estimated(device="cpu", bandwidth_gb_per_s=before).cells
+    with pytest.raises(SimulationError, match="no profile to estimate costs from"):
+        estimated(device="small")
 
 
 def test_costs_of_another_model_are_refused(artifact: Path, tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ class Plan:
         """Plain data for `edgebuild plan --json` and the report: stable keys, no dates, no paths."""
         return {
             "device": self.limits.device,
+            "bandwidth_gb_per_s": round(self.limits.bandwidth_bytes_per_s / 1e9, 3),
             "backend": self.limits.backend,
             "precision": self.limits.precision,
             "model": asdict(self.model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from edgebuild.data import bundled
 from edgebuild.errors import ProfileError, TrafficError
 from edgebuild.profile.nodes import Document, Mark, Where, read_document
-from edgebuild.profile.schema import Profile
+from edgebuild.profile.schema import NAME, Profile
 
 DEFAULT_TRAFFIC = "azure-conv-2023"
 _PATHS = ("model", "traffic", "drafter")
@@ -78,7 +79,7 @@ def load_profile(path_or_name: Path | str) -> Profile:
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> Document:
-    """The document with everything that it extends underneath."""
+    """The document with everything that it extends underneath. Without a name of its own it goes by the file's."""
     document = read_document(path)
     if path.resolve() in above:
         chain = " extends ".join(str(step) for step in (*above, path.resolve()))
@@ -87,6 +88,8 @@ def _extended(path: Path, above: tuple[Path, ...]) -> Document:
     parent = document.data.pop("extends", None)
     if parent is None:
         return document
+    if re.fullmatch(NAME, path.stem):
+        document.data.setdefault("name", path.stem)
     mark = document.mark(("extends",))
     if not isinstance(parent, str) or not parent:
         raise ProfileError(f"{mark}: extends: expected the name or path of a profile, got {parent!r}")

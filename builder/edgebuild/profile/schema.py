@@ -14,6 +14,7 @@ Backend = Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
 Precision = Literal["float32", "float16", "bfloat16"]
 
 DEFAULT_DRAFT_LENGTH = 3
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a profile
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -174,7 +175,7 @@ class Slo(_Section):
 class Profile(_Section):
     """One device and how it is to be used."""
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(min_length=1, max_length=64, pattern=NAME)
     description: str = Field(min_length=1)
     backend: Backend
     precision: Precision

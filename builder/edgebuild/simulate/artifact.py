@@ -78,9 +78,18 @@ def find_costs(subject: Subject, *, file: Path | None = None, profile_name: str 
                 hint="measure this artifact: --measure",
             )
         return costs
-    device = profile_name or str(subject.plan.get("device", ""))
+    device, bandwidth = _device_of(subject, profile_name)
+    known = CPU if subject.manifest.backend.name == "onnxruntime" else GPU
+    return estimate.of_artifact(subject.manifest, subject.plan, cells, device, bandwidth, known.launch_cost_tokens)
+
+
+def _device_of(subject: Subject, profile_name: str | None) -> tuple[str, float]:
+    """Name and bandwidth (bytes/s) of the device to estimate for: of a profile, else of the artifact's own plan."""
+    device, bandwidth = str(subject.plan.get("device", "")), subject.plan.get("bandwidth_gb_per_s")
+    if profile_name is None and device and isinstance(bandwidth, int | float) and bandwidth > 0:
+        return device, bandwidth * 1e9
     try:
-        profile = load_profile(device)
+        profile = load_profile(profile_name or device)
     except ProfileError as error:
         if profile_name is not None:
             raise
@@ -88,8 +97,7 @@ def find_costs(subject: Subject, *, file: Path | None = None, profile_name: str 
             f"{subject.directory}: no {COSTS_NAME}, and no profile to estimate costs from ({error})",
             hint="measure on the device: --measure, or name a device: --profile",
         ) from None
-    known = CPU if subject.manifest.backend.name == "onnxruntime" else GPU
-    return estimate.of_artifact(subject.manifest, subject.plan, cells, profile, known.launch_cost_tokens)
+    return profile.name, profile.device.bandwidth_gb_per_s * 1e9
 
 
 def measure(

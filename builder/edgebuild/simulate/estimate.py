@@ -16,7 +16,6 @@ from edgert.manifest import Manifest
 
 from edgebuild.plan import Plan
 from edgebuild.plan.memory import ELEMENT_BYTES
-from edgebuild.profile import Profile
 
 LAUNCH_MS = {"onnxruntime": 0.2, "tensorrt": 0.1, "tensorrt-rtx": 0.1}
 HOST_MS = 0.3
@@ -106,9 +105,14 @@ def of_plan(plan: Plan) -> StepCosts:
 
 
 def of_artifact(
-    manifest: Manifest, plan: Mapping[str, Any], cells: Sequence[Cell], profile: Profile, launch_cost_tokens: float
+    manifest: Manifest,
+    plan: Mapping[str, Any],
+    cells: Sequence[Cell],
+    device: str,
+    bandwidth_bytes_per_s: float,
+    launch_cost_tokens: float,
 ) -> StepCosts:
-    """The estimate for an artifact on the device of a profile. plan: plan.json, {} = unknown."""
+    """The estimate for an artifact on a device of so much bandwidth. plan: plan.json, {} = unknown."""
     weights = sum(line.bytes for line in manifest.ledger if line.label == "weights")
     if not weights:
         weights = max((entry.bytes for entry in manifest.files), default=0)
@@ -125,8 +129,8 @@ def of_artifact(
         cells,
         reading,
         backend=manifest.backend.name,
-        bandwidth_bytes_per_s=profile.device.bandwidth_gb_per_s * 1e9,
-        device=profile.name,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        device=device,
         run_ahead=0 if manifest.backend.name == "onnxruntime" else 1,
         model=manifest.model.identity,
         draft_ratios=tuple(1 + 0.15 * k for k in range(manifest.draft_length + 1)) if manifest.draft_length else (),
