@@ -83,19 +83,19 @@ class RuntimeConfig:
             )
         ]
         tier: dict[tuple[str, int, int], int] = {}
-        rows: dict[tuple[int, int], int] = {}
+        rows: dict[tuple[str, int, int], int] = {}
         for cell in allowed:
             if cell.kv_tier >= self.context_tokens:
                 shape = (cell.kind, cell.batch, cell.query_rows)
                 tier[shape] = min(cell.kv_tier, tier.get(shape, cell.kv_tier))
             if cell.kind == "decode" and cell.query_rows > self.draft_length:
-                place = (cell.batch, cell.kv_tier)
+                place = (cell.kind, cell.batch, cell.kv_tier)
                 rows[place] = min(cell.query_rows, rows.get(place, cell.query_rows))
         return tuple(
             cell
             for cell in allowed
             if cell.kv_tier <= tier.get((cell.kind, cell.batch, cell.query_rows), cell.kv_tier)
-            and (cell.kind == "prefill" or cell.query_rows <= rows.get((cell.batch, cell.kv_tier), cell.query_rows))
+            and cell.query_rows <= rows.get((cell.kind, cell.batch, cell.kv_tier), cell.query_rows)
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgert.config import RuntimeConfig
 from edgert.tempo import Rules
 
 
@@ -27,6 +28,11 @@ class Headroom:
             f"headroom {fraction:.0%}: {self.slots} of {self.of_slots} slots are admitted, "
             f"{self.tokens_per_s:,.1f} instead of {self.all_tokens_per_s:,.1f} tokens/s ({source})"
         )
+
+
+def headroom_of(rules: Rules, config: RuntimeConfig) -> Headroom:
+    """Sequences at once that leave the configuration's share of the measured throughput free."""
+    return slots_within(rules, config.slots, config.throughput_headroom_fraction)
 
 
 def slots_within(rules: Rules, slots: int, fraction: float, length: int = 0) -> Headroom:

@@ -21,7 +21,7 @@ from edgert.golden import Golden, check_golden, load_golden
 from edgert.guards.detect import detect_sensors
 from edgert.guards.guard import Guard, GuardLimits
 from edgert.guards.readings import Sensors
-from edgert.headroom import Headroom, slots_within
+from edgert.headroom import headroom_of
 from edgert.hostmemory import available_bytes, resident_bytes
 from edgert.integrity import check_files, require_complete
 from edgert.manifest import Manifest, load_manifest
@@ -192,7 +192,7 @@ def open_runtime(loading: Loading) -> Runtime:
             costs = quick_costs(backend, loading.cells, slots, manifest.cache_tokens, time.perf_counter)
         limits = replace(limits, costs=costs)
         description = dict(backend.describe())
-        headroom = None if stored is None else headroom_of(limits, config)
+        headroom = None if stored is None else headroom_of(limits.rules, config)
         if headroom is not None and headroom.slots < headroom.of_slots:
             said = headroom.describe(config.throughput_headroom_fraction, "by costs.json")
             description["warnings"] = [*description.get("warnings", ()), said]
@@ -236,11 +236,6 @@ def limits_of(config: RuntimeConfig, cells: tuple[Cell, ...], slots: int, *, any
         draft_length=config.draft_length,
         targets=Targets(config.ttft_target_ms, config.itl_target_ms, config.itl_p95_ratio, config.tpot_target_ms),
     )
-
-
-def headroom_of(limits: Limits, config: RuntimeConfig) -> Headroom:
-    """Sequences at once that leave throughput_headroom_fraction of the measured throughput free."""
-    return slots_within(limits.rules, config.slots, config.throughput_headroom_fraction)
 
 
 def used_bytes(backend: Backend) -> int | None:

@@ -41,11 +41,8 @@ def find_traffic(path_or_name: Path | str) -> Path:
         return path
     if name in bundled_traffic_names():
         return bundled_traffic(name)
-    near = difflib.get_close_matches(name, bundled_traffic_names(), n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
     raise TrafficError(
-        f"{path_or_name}: neither a file nor a bundled traffic",
-        hint=f"{meant}bundled: {', '.join(bundled_traffic_names())}",
+        f"{path_or_name}: neither a file nor a bundled traffic", hint=_bundled_hint(name, bundled_traffic_names())
     )
 
 
@@ -59,11 +56,13 @@ def find_profile(path_or_name: Path | str) -> Path:
         inside = bundled("profiles") / f"{text.removesuffix('.yaml')}.yaml"
         if inside.is_file():
             return inside
-    near = difflib.get_close_matches(path.stem, bundled_names(), n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise ProfileError(
-        f"{text}: neither a file nor a bundled profile", hint=f"{meant}bundled: {', '.join(bundled_names())}"
-    )
+    raise ProfileError(f"{text}: neither a file nor a bundled profile", hint=_bundled_hint(path.stem, bundled_names()))
+
+
+def _bundled_hint(name: str, names: Sequence[str]) -> str:
+    """All bundled names, the nearest first."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"{f'did you mean {near[0]}? ' if near else ''}bundled: {', '.join(names)}"
 
 
 def load_profile(path_or_name: Path | str) -> Profile:

@@ -14,7 +14,7 @@ from typing import Any
 from edgert.config import RuntimeConfig, load_config
 from edgert.costs import COSTS_NAME, load_costs
 from edgert.guards.policy import power_mode_warning
-from edgert.headroom import Headroom, slots_within
+from edgert.headroom import Headroom, headroom_of
 from edgert.loading import limits_of
 from edgert.manifest_records import Manifest
 
@@ -65,7 +65,7 @@ def read_sources(artifact: Path, manifest: Manifest) -> Sources:
     if costs.model not in ("", manifest.model.identity) or costs.missing(cells):  # a load leaves them out too
         return Sources(manifest.to_json(), plan, histogram, config)
     rules = replace(limits_of(config, cells, config.slots, any_first_slot=False), costs=costs).rules
-    headroom = slots_within(rules, config.slots, config.throughput_headroom_fraction)
+    headroom = headroom_of(rules, config)
     return Sources(manifest.to_json(), plan, histogram, config, headroom)
 
 

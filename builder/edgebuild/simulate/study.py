@@ -9,7 +9,7 @@ from typing import Any
 
 from edgert.config import CONFIG_NAME
 from edgert.costs import COSTS_NAME, StepCosts
-from edgert.headroom import Headroom, slots_within
+from edgert.headroom import Headroom, headroom_of
 from edgert.tempo import Targets
 
 from edgebuild.simulate.arrivals import Pattern, draw, has_times, read_arrivals
@@ -141,7 +141,7 @@ def study(subject: Subject, costs: StepCosts, ask: Ask, progress: Progress | Non
     }
     made = {name: figures(run, ask.slo) for name, run in runs.items()}
     fraction = subject.config.throughput_headroom_fraction
-    headroom = slots_within(next(iter(settings.values())).limits.rules, subject.config.slots, fraction)
+    headroom = headroom_of(next(iter(settings.values())).limits.rules, subject.config)
     headroom_line = headroom.describe(fraction, f"decode alone, {costs.source} costs")
     notes = [headroom_line] if fraction else []
     if headroom.slots < headroom.of_slots:
